@@ -1,0 +1,132 @@
+"""Every error that kvstore raises: one root, and each is also the builtin that fits.
+
+A message says what came, what was expected, and what to do about it.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArrayError",
+    "BaseLost",
+    "BlockDamaged",
+    "CapError",
+    "ForkedStoreError",
+    "FormatVersionError",
+    "IndexDamaged",
+    "KVStoreError",
+    "LayoutError",
+    "LeaseClosedError",
+    "NotAStoreError",
+    "SpacePinned",
+    "StoreBusyError",
+    "StoreClosedError",
+    "StoreDamagedError",
+    "StoreFullError",
+    "StoreMissingError",
+    "StoreOwnerError",
+    "TokensError",
+    "TokensTypeError",
+    "ViewsAliveError",
+    "WriteLockTimeout",
+]
+
+
+class KVStoreError(Exception):
+    """The root of all errors of this package."""
+
+
+class LayoutError(KVStoreError, ValueError):
+    """A layout contradicts itself or holds what the format cannot express."""
+
+
+class TokensError(KVStoreError, ValueError):
+    """Tokens are not a 1-D, non-empty array of integers in [0, 2**32)."""
+
+
+class TokensTypeError(TokensError, TypeError):
+    """Tokens are not integers at all."""
+
+
+class ArrayError(KVStoreError, ValueError):
+    """An array's name, shape, dtype or token count does not fit the layout."""
+
+
+class NotAStoreError(KVStoreError, OSError):
+    """The path is a file, or a directory that holds something else."""
+
+
+class StoreMissingError(KVStoreError, FileNotFoundError):
+    """There is no store at the path and no cap was given to create one."""
+
+
+class FormatVersionError(KVStoreError, ValueError):
+    """The store was written by a version of the format that this code does not read."""
+
+
+class StoreDamagedError(KVStoreError, OSError):
+    """The file of the store is truncated or damaged; it was not opened."""
+
+
+class StoreOwnerError(KVStoreError, PermissionError):
+    """The store cannot be written, or its files belong to somebody else or are symbolic links."""
+
+
+class StoreBusyError(KVStoreError, TimeoutError):
+    """Another process held the store exclusively for longer than the caller would wait."""
+
+
+class StoreClosedError(KVStoreError, ValueError):
+    """The store was used after `close()`."""
+
+
+class ForkedStoreError(StoreClosedError):
+    """The store was opened before a fork; this process must open its own."""
+
+
+class LeaseClosedError(KVStoreError, ValueError):
+    """A lease was used after its `with` block or its `close()`."""
+
+
+class ViewsAliveError(KVStoreError, BufferError):
+    """A lease was closed explicitly while arrays made from it are still alive."""
+
+
+class CapError(KVStoreError, ValueError):
+    """The cap is missing, too small for the store or the layout, or differs from the stored one."""
+
+
+class StoreFullError(KVStoreError, OSError):
+    """There is no room for a save, and evicting cannot make any."""
+
+
+class SpacePinned(StoreFullError):  # noqa: N818 (a state of the store, named as in the design)
+    """Freed pages are pinned by a reader that is still open, so evicting would gain nothing."""
+
+
+class WriteLockTimeout(KVStoreError, TimeoutError):  # noqa: N818 (the builtin it stands beside has the same form)
+    """Another writer held the store's write lock for longer than the time limit."""
+
+
+class BaseLost(KVStoreError, LookupError):  # noqa: N818 (a counted miss of a save, named as in the design)
+    """The stored prefix that a save builds on was evicted, and the arrays given do not reach back to what is left."""
+
+
+class BlockDamaged(KVStoreError, OSError):  # noqa: N818 (says what was found, as in the glossary)
+    """A block's header or payload does not pass its checks; the block is refused from now on.
+
+    Attributes
+    ----------
+    block_id : bytes
+        The id of the damaged block, 32 bytes.
+    position : int
+        The first token position that the block holds, or the checkpoint's position for a block of states.
+    """
+
+    def __init__(self, message: str, *, block_id: bytes = b"", position: int = 0) -> None:
+        super().__init__(message)
+        self.block_id = block_id
+        self.position = position
+
+
+class IndexDamaged(KVStoreError, OSError):  # noqa: N818 (says what was found)
+    """A record of the index does not parse, fails its checksum, or is not the record that was asked for."""

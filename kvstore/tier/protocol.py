@@ -1,0 +1,85 @@
+"""The seam between kvstore and an inference engine: what an engine hands out, and what it is handed back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.ids import TokenArray
+from kvstore.layout import Layout
+
+__all__ = ["Array", "Captured", "Engine", "Restored"]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What an engine hands out for the positions [start, stop).
+
+    Attributes
+    ----------
+    streams : mapping of str to ndarray
+        Every stream of the layout, by name: rows of the positions [start, stop) only, any strides. Owned by the engine
+        and valid until its next call; whoever wants to keep it copies it before that.
+    states : mapping of str to ndarray
+        Every state of the layout if the engine stands at `stop`, else empty. For a layout without states always empty.
+    """
+
+    streams: Mapping[str, Array]
+    states: Mapping[str, Array] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Restored(Protocol):
+    """A stored prefix that an engine is asked to take. Valid during `apply` only."""
+
+    @property
+    def length(self) -> int:
+        """Positions to restore: the engine's next token goes to position `length`."""
+
+    @property
+    def tokens(self) -> TokenArray:
+        """The token ids of those positions, uint32[length]."""
+
+    def copy_into(self, arrays: Mapping[str, Array]) -> None:
+        """Copy rows [0, length) of every named stream into the arrays, validating every byte in the same pass.
+
+        Each array has the stream's shape and view dtype, any strides, and along its token axis at least the rows of
+        `length` positions. Raises BlockDamaged when a byte is wrong; the contents of the arrays are undefined then, and the
+        engine must let the error pass.
+        """
+
+    def states(self) -> dict[str, Array]:
+        """Copies of all states at position `length`, validated; empty for a layout without states. Raises BlockDamaged."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """One sequence of an inference engine. Many engines share one store. Methods are called one at a time.
+
+    The position at which the engine stands is the caller's business: `capture` is asked for positions that the engine has
+    computed, and `apply` leaves the engine at `restored.length`.
+    """
+
+    def layout(self) -> Layout:
+        """What a session's state consists of. The same on every call."""
+
+    def capture(self, start: int, stop: int) -> Captured:
+        """Hand out the rows of [start, stop), and the states if the engine stands at `stop`.
+
+        `start` is a block boundary of the layout (0 included). The arrays are valid until the next call.
+        """
+
+    def apply(self, restored: Restored) -> None:
+        """Take a stored prefix: after it the engine stands at `restored.length` and holds nothing else.
+
+        Whatever it raises is followed by `reset()`: the engine may be in any state when it raises.
+        """
+
+    def reset(self) -> None:
+        """Forget everything: the engine stands at position 0."""
