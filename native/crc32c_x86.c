@@ -1,0 +1,210 @@
+/*
+ * CRC32C on x86-64.
+ *
+ * sse42: the CRC instruction takes one word a cycle but answers three cycles
+ * later, so three lanes run side by side and are joined by a carry-less
+ * multiplication.
+ *
+ * avx512: folds 256 bytes a step by carry-less multiplication of whole vector
+ * registers. It reads the bytes with the same loads that the copy needs, so
+ * that copying and checksumming cost one pass.
+ *
+ * Reflected arithmetic: a register holds its highest power in bit 0. The
+ * product of two reflected operands comes out one place too low, hence the
+ * odd exponents below.
+ */
+#if defined(__x86_64__)
+
+#include "crc32c.h"
+
+#include <immintrin.h>
+#include <pthread.h>
+#include <string.h>
+
+#define SSE42 __attribute__((target("sse4.2,pclmul")))
+#define AVX512 __attribute__((target("sse4.2,pclmul,avx512f,avx512bw,avx512vl,vpclmulqdq")))
+
+enum {
+    LONG_LANE = 2048,
+    SHORT_LANE = 256,
+    PIECE = 3 * LONG_LANE, /* copied while it is in the first-level cache */
+};
+
+static uint64_t long_one, long_two, short_one, short_two; /* x^(8 n - 33) for one and two lanes */
+static uint64_t fold[3][2];                               /* by 16, 64, 256 bytes: x^(D + 63), x^(D - 1) */
+static pthread_once_t constants_once = PTHREAD_ONCE_INIT;
+
+static void fill_constants(void) {
+    long_one = kvs_crc_xpow(8 * LONG_LANE - 33);
+    long_two = kvs_crc_xpow(16 * LONG_LANE - 33);
+    short_one = kvs_crc_xpow(8 * SHORT_LANE - 33);
+    short_two = kvs_crc_xpow(16 * SHORT_LANE - 33);
+    for (int i = 0; i < 3; i++) {
+        uint64_t bits = 128ull << (2 * i);
+        fold[i][0] = (uint64_t)kvs_crc_xpow(bits + 63) << 32;
+        fold[i][1] = (uint64_t)kvs_crc_xpow(bits - 1) << 32;
+    }
+}
+
+static bool sse42_available(void) {
+    if (!__builtin_cpu_supports("sse4.2") || !__builtin_cpu_supports("pclmul")) return false;
+    pthread_once(&constants_once, fill_constants);
+    return true;
+}
+
+static inline uint64_t load64(const unsigned char *p) {
+    uint64_t word;
+    memcpy(&word, p, 8);
+    return word;
+}
+
+SSE42 static inline uint32_t three_lanes(uint32_t state, const unsigned char *p, size_t lane, uint64_t one,
+                                         uint64_t two) {
+    uint64_t a = state, b = 0, c = 0;
+    for (size_t i = 0; i < lane; i += 16) {
+        a = _mm_crc32_u64(a, load64(p + i));
+        b = _mm_crc32_u64(b, load64(p + lane + i));
+        c = _mm_crc32_u64(c, load64(p + 2 * lane + i));
+        a = _mm_crc32_u64(a, load64(p + i + 8));
+        b = _mm_crc32_u64(b, load64(p + lane + i + 8));
+        c = _mm_crc32_u64(c, load64(p + 2 * lane + i + 8));
+    }
+    __m128i far = _mm_clmulepi64_si128(_mm_cvtsi64_si128((long long)a), _mm_cvtsi64_si128((long long)two), 0);
+    __m128i near = _mm_clmulepi64_si128(_mm_cvtsi64_si128((long long)b), _mm_cvtsi64_si128((long long)one), 0);
+    uint64_t joined = (uint64_t)_mm_cvtsi128_si64(_mm_xor_si128(far, near));
+    return (uint32_t)(_mm_crc32_u64(0, joined) ^ c);
+}
+
+SSE42 static inline uint32_t one_lane(uint32_t state, const unsigned char *p, size_t length) {
+    uint64_t a = state;
+    for (; length >= 8; length -= 8, p += 8) a = _mm_crc32_u64(a, load64(p));
+    for (; length; length--) a = _mm_crc32_u8((uint32_t)a, *p++);
+    return (uint32_t)a;
+}
+
+SSE42 static uint32_t sse42_update(uint32_t state, const void *data, size_t length) {
+    const unsigned char *p = data;
+    for (; length >= 3 * LONG_LANE; length -= 3 * LONG_LANE, p += 3 * LONG_LANE)
+        state = three_lanes(state, p, LONG_LANE, long_one, long_two);
+    for (; length >= 3 * SHORT_LANE; length -= 3 * SHORT_LANE, p += 3 * SHORT_LANE)
+        state = three_lanes(state, p, SHORT_LANE, short_one, short_two);
+    return one_lane(state, p, length);
+}
+
+/* Past the caches; the head and the rest that aren't whole lines go the usual way. */
+static void stream_copy(unsigned char *to, const unsigned char *from, size_t length) {
+    size_t head = (size_t)(-(uintptr_t)to & 63);
+    if (length < head + 64) {
+        if (length) memcpy(to, from, length);
+        return;
+    }
+    if (head) memcpy(to, from, head);
+    to += head, from += head, length -= head;
+    for (; length >= 64; length -= 64, to += 64, from += 64) {
+        __m128i a = _mm_loadu_si128((const __m128i *)from), b = _mm_loadu_si128((const __m128i *)(from + 16));
+        __m128i c = _mm_loadu_si128((const __m128i *)(from + 32)), d = _mm_loadu_si128((const __m128i *)(from + 48));
+        _mm_stream_si128((__m128i *)to, a);
+        _mm_stream_si128((__m128i *)(to + 16), b);
+        _mm_stream_si128((__m128i *)(to + 32), c);
+        _mm_stream_si128((__m128i *)(to + 48), d);
+    }
+    if (length) memcpy(to, from, length);
+}
+
+static uint32_t sse42_copy(uint32_t state, void *to, const void *from, size_t length, bool stream) {
+    unsigned char *d = to;
+    const unsigned char *s = from;
+    while (length) {
+        size_t n = length < PIECE ? length : PIECE;
+        state = sse42_update(state, s, n);
+        if (stream)
+            stream_copy(d, s, n);
+        else
+            memcpy(d, s, n);
+        d += n, s += n, length -= n;
+    }
+    return state;
+}
+
+const kvs_crc_path kvs_crc_sse42 = {"sse42", sse42_available, sse42_update, sse42_copy};
+
+static bool avx512_available(void) {
+    return sse42_available() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("vpclmulqdq");
+}
+
+AVX512 static inline __m512i folded(__m512i x, __m512i k, __m512i next) {
+    return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(x, k, 0x00), _mm512_clmulepi64_epi128(x, k, 0x11), next,
+                                     0x96);
+}
+
+AVX512 static inline __m512i constant(int i) {
+    return _mm512_broadcast_i32x4(_mm_set_epi64x((long long)fold[i][1], (long long)fold[i][0]));
+}
+
+enum { NO_COPY, PLAIN, STREAM };
+
+/* Of `length` bytes the whole 256-byte steps, at least two; `to` is line-aligned for STREAM. */
+AVX512 static inline __attribute__((always_inline)) uint32_t fold_steps(uint32_t state, unsigned char *to,
+                                                                        const unsigned char *from, size_t length,
+                                                                        int mode) {
+    __m512i acc[4];
+    const __m512i far = constant(2), line = constant(1);
+#define STORE(i, v)                                                                      \
+    do {                                                                                 \
+        if (mode == PLAIN) _mm512_storeu_si512((void *)(to + 64 * (i)), v);              \
+        if (mode == STREAM) _mm512_stream_si512((void *)(to + 64 * (i)), v);             \
+    } while (0)
+    for (int i = 0; i < 4; i++) {
+        acc[i] = _mm512_loadu_si512((const void *)(from + 64 * i));
+        STORE(i, acc[i]);
+    }
+    acc[0] = _mm512_xor_si512(acc[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)state)));
+    for (length -= 256, from += 256, to += mode ? 256 : 0; length >= 256; length -= 256, from += 256) {
+        for (int i = 0; i < 4; i++) {
+            __m512i next = _mm512_loadu_si512((const void *)(from + 64 * i));
+            STORE(i, next);
+            acc[i] = folded(acc[i], far, next);
+        }
+        if (mode) to += 256;
+    }
+#undef STORE
+    __m512i x = folded(acc[0], line, acc[1]);
+    x = folded(x, line, acc[2]);
+    x = folded(x, line, acc[3]);
+    unsigned char rest[64];
+    _mm512_storeu_si512((void *)rest, x);
+    return one_lane(0, rest, 64);
+}
+
+AVX512 static uint32_t avx512_update(uint32_t state, const void *data, size_t length) {
+    if (length < 1024) return sse42_update(state, data, length);
+    size_t whole = length & ~(size_t)255;
+    state = fold_steps(state, NULL, data, whole, NO_COPY);
+    return one_lane(state, (const unsigned char *)data + whole, length - whole);
+}
+
+AVX512 static uint32_t avx512_copy(uint32_t state, void *to, const void *from, size_t length, bool stream) {
+    if (length < 1024) return sse42_copy(state, to, from, length, false);
+    unsigned char *d = to;
+    const unsigned char *s = from;
+    size_t head = (size_t)(-(uintptr_t)d & 63);
+    if (head) {
+        memcpy(d, s, head);
+        state = one_lane(state, s, head);
+        d += head, s += head, length -= head;
+    }
+    size_t whole = length & ~(size_t)255;
+    state = stream ? fold_steps(state, d, s, whole, STREAM) : fold_steps(state, d, s, whole, PLAIN);
+    if (length > whole) {
+        memcpy(d + whole, s + whole, length - whole);
+        state = one_lane(state, s + whole, length - whole);
+    }
+    return state;
+}
+
+const kvs_crc_path kvs_crc_avx512 = {"avx512", avx512_available, avx512_update, avx512_copy};
+
+#else
+typedef int kvs_no_x86;
+#endif
