@@ -1,0 +1,10 @@
+"""llama.cpp as an engine: attention-only models of any libllama that exports the sequence state functions.
+
+The adapter takes a loaded library, the address of a `llama_context` and plain arguments. It declares no structs, so one
+adapter serves every build: xllamacpp's library as well as llama-cpp-python's.
+"""
+
+from kvstore.adapters.llamacpp.engine import LlamaCppEngine
+from kvstore.adapters.llamacpp.errors import BlobError, EngineError
+
+__all__ = ["BlobError", "EngineError", "LlamaCppEngine"]
