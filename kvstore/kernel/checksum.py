@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvstore.kernel._native import ffi, lib
 
 if TYPE_CHECKING:
+    import numpy as np
     from typing_extensions import Buffer  # in collections.abc since Python 3.12
+
+    # numpy declares its arrays to be buffers only from Python 3.12 on.
+    BufferLike: TypeAlias = Buffer | np.ndarray[Any, np.dtype[Any]]
 
 __all__ = ["crc32c", "crc32c_paths", "crc32c_with", "force_crc32c"]
 
 _crc32c = lib.kvs_crc32c
 
 
-def crc32c(data: Buffer, seed: int = 0) -> int:
+def crc32c(data: BufferLike, seed: int = 0) -> int:
     """Return the CRC32C of a buffer.
 
     Safe to call from any thread; the GIL is released while it runs, so nobody may write to `data` meanwhile.
 
     Parameters
     ----------
-    data : Buffer
+    data : buffer
         Bytes, or anything C-contiguous with the buffer protocol, such as an array or a memoryview.
     seed : int
         The result for the bytes that precede these ones, to continue from; 0 to start.
@@ -55,7 +59,7 @@ def crc32c_paths() -> tuple[str, ...]:
     return tuple(names)
 
 
-def crc32c_with(path: str, data: Buffer, seed: int = 0) -> int:
+def crc32c_with(path: str, data: BufferLike, seed: int = 0) -> int:
     """Return the CRC32C of a buffer as computed on one path; otherwise like `crc32c`.
 
     Raises
