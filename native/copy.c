@@ -16,15 +16,18 @@
 enum {
     LONG_RUN = 2048,     /* from here a run is worth the start-up of the fused copy */
     PIECE = 8192,        /* short runs are checksummed in pieces of this size */
+    CROSSWISE = 65536,   /* payload bytes that stay in a cache while they are filled crosswise */
     PART = 256 << 10,    /* a part of a segment isn't smaller than this */
     MAX_PARTS = 64,      /* of one segment */
     PARTED_TASKS = 1024, /* calls with more tasks than this need no parts */
     ALONE = 128 << 10,   /* a call of fewer bytes is done before a thread wakes up */
 };
 
-/* A call whose bytes exceed this would only flush the caches of what is in them. */
-#define STREAM_GATHER ((uint64_t)64 << 20)
-#define STREAM_SCATTER ((uint64_t)4 << 20)
+/*
+ * Calls of more bytes store past the caches. Measured to win from here on, in both directions, even if the bytes are
+ * read again soon: an ordinary store reads the line before it overwrites it.
+ */
+#define STREAM ((uint64_t)1 << 20)
 
 typedef struct call {
     const kvs_rows *rows;
@@ -46,7 +49,7 @@ typedef struct cursor {
     unsigned char *at;            /* in the payload */
     const unsigned char *summed;  /* what lies before it is in the state */
     uint32_t state;
-    bool stream;
+    bool stream, crosswise;
 } cursor;
 
 static inline void sum_pending(cursor *c) {
@@ -114,12 +117,66 @@ ALWAYS void move_row(cursor *c, unsigned char *engine, bool scatter) {
     }
 }
 
+/*
+ * `n` rows of an array whose token axis is the densest: row by row, each element would cost a cache line. So all
+ * rows of an element are moved before the next element.
+ */
+#define MOVE_ROWS(size)                                                                      \
+    for (int64_t i = 0; i < n; i++, e += r->row_stride, p += line)                           \
+    memcpy(scatter ? e : p, scatter ? p : e, (size))
+
+ALWAYS void move_rows_crosswise(cursor *c, unsigned char *engine, int64_t n, int64_t line, bool scatter) {
+    const kvs_rows *r = c->rows;
+    const int64_t *shape = r->shape + r->outer, *stride = r->stride + r->outer;
+    const size_t run = (size_t)r->run_bytes;
+    int64_t index[KVS_MAX_DIMS] = {0};
+    for (unsigned char *payload = c->at;; payload += run) {
+        unsigned char *e = engine, *p = payload;
+        switch (run) {
+        case 1: MOVE_ROWS(1); break;
+        case 2: MOVE_ROWS(2); break;
+        case 4: MOVE_ROWS(4); break;
+        case 8: MOVE_ROWS(8); break;
+        default: MOVE_ROWS(run); break;
+        }
+        int64_t d = r->inner - 1;
+        for (; d >= 0; d--) {
+            engine += stride[d];
+            if (++index[d] < shape[d]) break;
+            engine -= stride[d] * shape[d];
+            index[d] = 0;
+        }
+        if (d < 0) break;
+    }
+    c->at += n * line;
+    sum_pending(c);
+}
+
+static int64_t line_bytes_of(const kvs_rows *r) {
+    int64_t bytes = r->run_bytes;
+    for (int64_t d = r->outer; d < r->outer + r->inner; d++) bytes *= r->shape[d];
+    return bytes;
+}
+
+static bool is_crosswise(const kvs_rows *r) {
+    if (!r->inner || r->run_bytes > 16) return false;
+    const int64_t innermost = r->stride[r->outer + r->inner - 1];
+    return (r->row_stride < 0 ? -r->row_stride : r->row_stride) < (innermost < 0 ? -innermost : innermost);
+}
+
 ALWAYS void move_span(cursor *c, unsigned char *engine, int64_t count, bool scatter) {
     const kvs_rows *r = c->rows;
-    if (!r->inner)
+    if (!r->inner) {
         move_runs(c, engine, (size_t)count, r->row_stride, (size_t)r->run_bytes, scatter);
-    else
+    } else if (c->crosswise) {
+        const int64_t line = line_bytes_of(r), fits = CROSSWISE / line < 16 ? 16 : CROSSWISE / line;
+        for (int64_t n; count; count -= n, engine += n * r->row_stride) {
+            n = count < fits ? count : fits;
+            move_rows_crosswise(c, engine, n, line, scatter);
+        }
+    } else {
         for (; count; count--, engine += r->row_stride) move_row(c, engine, scatter);
+    }
 }
 
 /* Rows [row, row + count) of the array at one place of the outer dimensions. */
@@ -146,8 +203,8 @@ ALWAYS void move_rows(cursor *c, unsigned char *engine, int64_t row, int64_t cou
 ALWAYS void move_lines(cursor *c, int64_t from, int64_t to, int64_t first, int64_t rows, int64_t used, bool scatter) {
     const kvs_rows *r = c->rows;
     unsigned char *engine = (unsigned char *)(uintptr_t)r->base;
-    int64_t index[KVS_MAX_DIMS] = {0}, line_bytes = r->run_bytes;
-    for (int64_t d = r->outer; d < r->outer + r->inner; d++) line_bytes *= r->shape[d];
+    int64_t index[KVS_MAX_DIMS] = {0};
+    const int64_t line_bytes = line_bytes_of(r);
     int64_t place = from / rows, row = from % rows;
     for (int64_t d = r->outer - 1; d >= 0; d--) {
         index[d] = place % r->shape[d];
@@ -179,12 +236,6 @@ static void scatter_lines(cursor *c, int64_t from, int64_t to, int64_t first, in
     move_lines(c, from, to, first, rows, used, true);
 }
 
-static int64_t line_bytes_of(const kvs_rows *r) {
-    int64_t bytes = r->run_bytes;
-    for (int64_t d = r->outer; d < r->outer + r->inner; d++) bytes *= r->shape[d];
-    return bytes;
-}
-
 /* First line of part p; p == parts gives the end. */
 static int64_t part_start(int64_t lines, size_t p, size_t parts) {
     return lines / (int64_t)parts * (int64_t)p + lines % (int64_t)parts * (int64_t)p / (int64_t)parts;
@@ -203,6 +254,7 @@ static void run_task(void *context, size_t task) {
     const int64_t rows = k->tokens[b] / r->tokens_per_row, first = k->first[b] / r->tokens_per_row;
     unsigned char *start = (unsigned char *)(uintptr_t)(k->payloads[b] + k->offsets[k->offset_row[b] * k->streams + s]);
     cursor c = {.rows = r, .path = k->path, .state = k->parts > 1 ? 0 : ~0u, .stream = k->stream};
+    c.crosswise = is_crosswise(r);
     c.at = start;
     if (rows) {
         const int64_t line = line_bytes_of(r), lines = r->row_bytes / line * rows;
@@ -250,7 +302,7 @@ static void run_call(call *k, int threads) {
     uint32_t part_sums[PARTED_TASKS];
     const size_t segments = k->streams * k->blocks;
     k->path = kvs_crc_active();
-    k->stream = total >= (k->scatter ? STREAM_SCATTER : STREAM_GATHER);
+    k->stream = total >= STREAM;
     k->parts = 1;
     if (total < ALONE) threads = 1;
     if (threads > 1 && segments < 4 * (size_t)threads && largest >= 2 * PART) {

@@ -84,7 +84,7 @@ static void test_checksums(void) {
 
 /* There and back through payloads that end where their memory ends. */
 static void copy_blocks(size_t blocks, int64_t tokens, int64_t run, int64_t heads, uint64_t seed, int threads) {
-    enum { STREAMS = 3 };
+    enum { STREAMS = 4 };
     const int64_t capacity = (int64_t)blocks * tokens, size = heads * capacity * run;
     unsigned char *source[STREAMS], *target[STREAMS];
     kvs_rows from[STREAMS], to[STREAMS];
@@ -100,6 +100,8 @@ static void copy_blocks(size_t blocks, int64_t tokens, int64_t run, int64_t head
             r.row_stride = run, r.outer = 1, r.shape[0] = heads, r.stride[0] = capacity * run;
         } else if (s == 1) { /* heads inside, backwards */
             r.row_stride = heads * run, r.inner = 1, r.shape[0] = heads, r.stride[0] = -run;
+        } else if (s == 2) { /* heads inside but far apart */
+            r.row_stride = run, r.inner = 1, r.shape[0] = heads, r.stride[0] = capacity * run;
         } else { /* pages of one row */
             r.row_stride = 0, r.slots = (uint64_t)(uintptr_t)slots, r.page_rows = 1, r.page_stride = heads * run;
             r.run_bytes = heads * run;
@@ -110,11 +112,12 @@ static void copy_blocks(size_t blocks, int64_t tokens, int64_t run, int64_t head
         to[s].base = (uint64_t)(uintptr_t)target[s] + lead;
     }
     const size_t segment = (size_t)(tokens * heads * run), aligned = (segment + 63) / 64 * 64;
-    uint64_t *payloads = malloc(sizeof *payloads * blocks), offsets[STREAMS] = {0, aligned, 2 * aligned};
+    uint64_t *payloads = malloc(sizeof *payloads * blocks), offsets[STREAMS];
     int64_t *first = malloc(sizeof *first * blocks), *count = malloc(sizeof *count * blocks);
     uint32_t *row = calloc(blocks, sizeof *row);
     uint32_t *sums = malloc(sizeof *sums * STREAMS * blocks), *again = malloc(sizeof *again * STREAMS * blocks);
     CHECK(payloads && first && count && row && sums && again);
+    for (int s = 0; s < STREAMS; s++) offsets[s] = (uint64_t)s * aligned;
     for (size_t b = 0; b < blocks; b++) {
         payloads[b] = (uint64_t)(uintptr_t)noisy(STREAMS * aligned, 7);
         first[b] = (int64_t)b * tokens;

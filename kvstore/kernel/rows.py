@@ -25,13 +25,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class _Slots:
     """A checked slot table: an int64 copy of the caller's, or the caller's own where that can't change."""
 
-    __slots__ = ("_distinct", "address", "high", "low", "table")
+    __slots__ = ("__weakref__", "_distinct", "address", "high", "low", "table")
 
     def __init__(self, slots: Array) -> None:
         if not isinstance(slots, np.ndarray) or slots.ndim != 1 or slots.dtype not in (np.int64, np.int32):
             came = f"{slots.dtype} of shape {slots.shape}" if isinstance(slots, np.ndarray) else type(slots).__name__
             raise TypeError(f"slots must be a one-dimensional array of int64 or int32, not {came}")
-        shared = _is_frozen(slots) and slots.dtype == np.int64 and slots.flags.c_contiguous
+        flags = slots.flags
+        shared = not flags.writeable and flags.owndata and flags.c_contiguous and slots.dtype == np.int64
         self.table = slots if shared else np.array(slots, np.int64)
         self.address: int = self.table.__array_interface__["data"][0]
         self.low = int(self.table.min()) if self.table.size else 0
@@ -46,24 +47,18 @@ class _Slots:
         return self._distinct
 
 
-def _is_frozen(array: Array) -> bool:
-    return not array.flags.writeable and array.flags.owndata
-
-
-# All streams of a model mostly share one table, and checking it costs more than the rest of `Rows.paged`.
-_frozen_slots: dict[int, tuple[weakref.ref[Array], _Slots]] = {}
+# All streams of a model mostly share one table, and checking it costs more than the rest of `Rows.paged`. An entry
+# lives as long as rows made of it do, and keeps the table alive, so that its id can't come to mean another one.
+_frozen_slots: weakref.WeakValueDictionary[int, _Slots] = weakref.WeakValueDictionary()
 
 
 def _slots_of(slots: Array) -> _Slots:
-    if not isinstance(slots, np.ndarray) or not _is_frozen(slots):
-        return _Slots(slots)
-    key = id(slots)
-    known = _frozen_slots.get(key)
-    if known is not None and known[0]() is slots:
-        return known[1]
+    known = _frozen_slots.get(id(slots))
+    if known is not None and known.table is slots:
+        return known
     checked = _Slots(slots)
-    if checked.table is not slots:  # else the entry would keep the array alive, and so itself
-        _frozen_slots[key] = (weakref.ref(slots, lambda _: _frozen_slots.pop(key, None)), checked)
+    if checked.table is slots:
+        _frozen_slots[id(slots)] = checked
     return checked
 
 

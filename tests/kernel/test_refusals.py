@@ -156,6 +156,18 @@ def test_slots_are_taken_as_they_were() -> None:
     assert payloads.views[0][:32].tolist() == list(range(32))
 
 
+def test_frozen_slots_are_shared() -> None:
+    """An int64 table that owns its memory and can't be written is used as it is by all streams; any other is copied."""
+    pages, slots = np.ones((4, 8)), np.arange(32)
+    copied = Rows.paged(pages, slots, axis=0)
+    slots.setflags(write=False)
+    shared = [Rows.paged(pages, slots, axis=0) for _ in range(2)]
+    view = Rows.paged(pages, slots[:], axis=0)
+    tables = [r._slots and r._slots.table for r in (copied, *shared, view)]
+    assert [t is slots for t in tables] == [False, True, True, False]
+    assert shared[0]._slots is shared[1]._slots
+
+
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
