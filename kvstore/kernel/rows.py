@@ -275,12 +275,12 @@ class Rows:
         The test is sufficient: it accepts whatever slicing, transposing and splitting of an ordinary array can
         produce, and refuses the rest, such as windows that slide over each other.
         """
-        if self._span is not None:
-            return self._span
         array = self._array
         assert array is not None
         if not array.flags.writeable:
             raise ValueError(f"destination of shape {array.shape} is read-only")
+        if self._span is not None:
+            return self._span
         low = high = array.__array_interface__["data"][0]
         extent = array.itemsize
         for stride, n in sorted((abs(stride), n) for n, stride in zip(array.shape, array.strides, strict=True)):

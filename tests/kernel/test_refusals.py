@@ -87,6 +87,11 @@ def test_read_only_destination() -> None:
         call(rows)
     tokens = np.array([16])
     assert gather(rows, Payloads(rows, tokens).addresses, np.array([0]), tokens)[0, 0]
+    array.setflags(write=True)
+    call(rows, used=np.zeros(2, np.int64))
+    array.setflags(write=False)  # whoever does it later is heard too
+    with pytest.raises(ValueError, match="read-only"):
+        call(rows)
 
 
 @pytest.mark.parametrize(
