@@ -1,0 +1,49 @@
+"""What a tier would hand to an engine, kept in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvstore.errors import BlockDamaged
+from kvstore.ids import TokenArray, as_tokens
+from kvstore.tier.protocol import Array, Engine
+
+
+class Snapshot:
+    """A stored prefix, taken from an engine block by block as cascade does it."""
+
+    def __init__(self, engine: Engine, tokens: Sequence[int]) -> None:
+        self._layout, self._tokens = engine.layout(), as_tokens(tokens)
+        pieces: list[dict[str, Array]] = []
+        for start in range(0, len(tokens), self._layout.block_tokens):
+            captured = engine.capture(start, min(start + self._layout.block_tokens, len(tokens)))
+            pieces.append({name: array.copy() for name, array in captured.streams.items()})
+        self.rows: dict[str, Array] = {
+            s.name: np.concatenate([piece[s.name] for piece in pieces], axis=s.token_axis) for s in self._layout.streams
+        }
+        self.damaged = False
+
+    @property
+    def length(self) -> int:
+        """Positions."""
+        return len(self._tokens)
+
+    @property
+    def tokens(self) -> TokenArray:
+        """Their ids."""
+        return self._tokens
+
+    def copy_into(self, arrays: Mapping[str, Array]) -> None:
+        """Copy everything, or some of it and then raise."""
+        for number, stream in enumerate(self._layout.streams):
+            if self.damaged and number == len(self._layout.streams) // 2:
+                raise BlockDamaged("a byte is wrong")
+            stream.check_array(arrays[stream.name], self.length, exact=False)
+            arrays[stream.name][...] = self.rows[stream.name]
+
+    def states(self) -> dict[str, Any]:
+        """There are none."""
+        return {}
