@@ -1,0 +1,180 @@
+"""The block table: blocks put once, counted, found, marked as bad.
+
+A block is immutable. `blocks` holds its bytes, `refs` where they lie and how many index records refer to them; the block goes
+when the last reference goes. `bad` names blocks that failed their checks; nobody matches through them until a save produces
+the same id again and so heals every session that refers to it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.env import Environment, Reader, Writer
+from kvstore.errors import BlockDamaged, IndexDamaged
+from kvstore.records.constants import PAGE_HEADER
+from kvstore.records.block import BadRecord, BlockHeader, Geometry, Ref, header_bytes
+
+__all__ = [
+    "PreparedBlock",
+    "bad_blocks",
+    "drop_reference",
+    "find",
+    "mark_bad",
+    "missing",
+    "pages_to_put",
+    "put",
+    "read_header",
+    "take_reference",
+]
+
+
+@dataclass(slots=True)
+class PreparedBlock:
+    """A block ready to be put: its value is complete in memory, hashed and summed. Owned by the save that made it.
+
+    Attributes
+    ----------
+    header : BlockHeader
+        Id, kind, tokens and sums.
+    value : ndarray
+        uint8, the whole value: encoded header, padding, payload, padding. Writable memory of the save's.
+    merged : int
+        Leading rows (positions) that were taken from the stored block before it, since what was first saved stays.
+    """
+
+    header: BlockHeader
+    value: npt.NDArray[np.uint8]
+    merged: int = field(default=0)
+
+    @property
+    def block_id(self) -> bytes:
+        """The block's id."""
+        return self.header.block_id
+
+    @property
+    def payload(self) -> npt.NDArray[np.uint8]:
+        """The payload inside the value."""
+        start = self.header.padded_bytes
+        return self.value[start : start + self.header.payload_bytes]
+
+
+def find(txn: Reader | Writer, block_id: bytes) -> Ref | None:
+    """Look up where a block lies; None when it isn't stored. Raises IndexDamaged."""
+    raw = txn.get(block_id, db=txn.db.refs)
+    return None if raw is None else Ref.decode(block_id, raw)
+
+
+def missing(block_id: bytes) -> IndexDamaged:
+    """The error for a block that the index refers to and the table does not have."""
+    return IndexDamaged(f"the index refers to block {block_id.hex()}, which is not stored; verify the store")
+
+
+def bad_blocks(txn: Reader | Writer) -> frozenset[bytes]:
+    """Ids of the blocks that are marked as bad. Costs next to nothing when there are none."""
+    if not txn.entries(txn.db.bad):
+        return frozenset()
+    return frozenset(key for key, _ in txn.items(txn.db.bad, keys_only=True))
+
+
+def mark_bad(txn: Writer, block_id: bytes) -> None:
+    """Note durably that a block failed its checks, if it is still stored."""
+    if txn.get(block_id, db=txn.db.refs) is not None:
+        txn.put(txn.db.bad, block_id, BadRecord(time.time_ns() // 1000).encode(block_id))
+
+
+def pages_to_put(txn: Reader | Writer, blocks: list[PreparedBlock], geometry: Geometry) -> int:
+    """Pages that putting these blocks adds, not counting those that are stored already."""
+    return sum(geometry.pages(block.value.nbytes) for block in blocks if txn.get(block.block_id, db=txn.db.refs) is None)
+
+
+def put(txn: Writer, block: PreparedBlock) -> int:
+    """Store a block if its id isn't stored, and take one reference to it. Returns the bytes of the value if it was written.
+
+    A block that was marked as bad is stored anew under its id, and the mark is cleared.
+
+    Raises
+    ------
+    MapFull
+        When there is no run of pages for it; the transaction must be aborted.
+    """
+    try:
+        ref = find(txn, block.block_id)
+    except IndexDamaged:
+        ref = None  # the count is lost; if it comes out too small, a session that refers to the block misses it cleanly
+    healing = ref is not None and txn.get(block.block_id, db=txn.db.bad) is not None
+    if ref is not None and not healing:
+        txn.put(txn.db.refs, block.block_id, ref.counted(1).encode(block.block_id))
+        return 0
+    count = (ref.count if ref is not None else 0) + 1
+    _write_value(txn, block, count)
+    if healing:
+        txn.delete(txn.db.bad, block.block_id)
+    return block.value.nbytes
+
+
+def _write_value(txn: Writer, block: PreparedBlock, count: int) -> None:
+    """Write a block's value and its reference record with this count."""
+    header = block.header
+    txn.delete(txn.db.blocks, block.block_id)  # a value put over an old one would be copied into the old one's pages
+    txn.put(txn.db.blocks, block.block_id, block.value.data)
+    offset = txn.locate(block.block_id) + header.padded_bytes
+    pages = -(-(PAGE_HEADER + block.value.nbytes) // txn.page_bytes)
+    ref = Ref(count, header.kind, pages, offset, header.payload_bytes, header.tokens)
+    txn.put(txn.db.refs, block.block_id, ref.encode(block.block_id))
+
+
+def take_reference(txn: Writer, block_id: bytes) -> None:
+    """Count one more reference to a stored block. Raises IndexDamaged when it isn't stored."""
+    ref = find(txn, block_id)
+    if ref is None:
+        raise missing(block_id)
+    txn.put(txn.db.refs, block_id, ref.counted(1).encode(block_id))
+
+
+def drop_reference(txn: Writer, block_id: bytes) -> int:
+    """Give one reference back; the last one removes the block. Returns the pages that were freed.
+
+    An index that has lost the block's record already is not made worse: that returns 0.
+    """
+    try:
+        ref = find(txn, block_id)
+    except IndexDamaged:
+        return 0
+    if ref is None:
+        return 0
+    if ref.count > 1:
+        txn.put(txn.db.refs, block_id, ref.counted(-1).encode(block_id))
+        return 0
+    txn.delete(txn.db.refs, block_id)
+    txn.delete(txn.db.bad, block_id)
+    txn.delete(txn.db.blocks, block_id)
+    return ref.pages
+
+
+def read_header(environment: Environment, block_id: bytes, ref: Ref, sums: int) -> BlockHeader:
+    """Read and check the header of a block at its recorded offset, by pread: a bad sector is an error, not a signal.
+
+    Raises
+    ------
+    BlockDamaged
+        When what lies there is not this block's header.
+    """
+    padded = header_bytes(sums)
+    try:
+        raw = environment.pread(BlockHeader.encoded_bytes(sums), ref.offset - padded)
+        header = BlockHeader.decode(raw)
+    except (OSError, IndexDamaged) as error:
+        raise BlockDamaged(f"block {block_id.hex()}: {error}", block_id=block_id) from error
+    if (header.block_id, header.kind, header.tokens, header.payload_bytes, len(header.sums)) != (
+        block_id,
+        ref.kind,
+        ref.tokens,
+        ref.payload_bytes,
+        sums,
+    ):
+        raise BlockDamaged(f"block {block_id.hex()}: its header is that of another block", block_id=block_id)
+    return header

@@ -1,0 +1,21 @@
+"""The one package that imports lmdb: store files, their transactions, and everything that can be wrong with them."""
+
+from kvstore.env.environment import Environment
+from kvstore.env.opening import MIN_CAP, map_bytes_for, open_environment, verify_file
+from kvstore.env.registry import acquire_environment, release_environment, retain_environment
+from kvstore.env.transactions import Databases, MapFull, Reader, Writer
+
+__all__ = [
+    "MIN_CAP",
+    "Databases",
+    "Environment",
+    "MapFull",
+    "Reader",
+    "Writer",
+    "acquire_environment",
+    "map_bytes_for",
+    "open_environment",
+    "release_environment",
+    "retain_environment",
+    "verify_file",
+]

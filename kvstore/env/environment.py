@@ -1,0 +1,255 @@
+"""One open store file: LMDB's environment, our own map of the data file, the two lock files."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import lmdb
+
+from kvstore.env.transactions import Databases, MapFull, Reader, Writer, pinned, translated
+from kvstore.errors import (
+    ForkedStoreError,
+    SpacePinned,
+    StoreClosedError,
+    StoreDamagedError,
+    StoreFullError,
+    WriteLockTimeout,
+)
+from kvstore.kernel import FileMap
+from kvstore.locks import FileLock
+from kvstore.records.constants import DATA_FILE, LMDB_LOCK_FILE, MAX_READERS
+from kvstore.records.meta import StoreRecord
+
+__all__ = ["Environment", "open_lmdb"]
+
+_log = logging.getLogger("kvstore")
+
+
+def open_lmdb(path: str) -> lmdb.Environment:
+    """Open the LMDB file in a directory as a store needs it. Takes the map size and page size that the file has.
+
+    - No writemap: a full disk would be SIGBUS and a truncated file would be filled with zeros in silence.
+    - Read-ahead stays on: without it touching a cold map was 20 times slower than the disk.
+    - `meminit=False`: every byte of a value is ours, and clearing pages first cost a third of the write speed.
+    - `max_spare_txns=0`: a cached read transaction would keep its slot across a fork.
+    """
+    with translated():
+        return lmdb.open(
+            path,
+            map_size=0,
+            max_dbs=16,
+            max_readers=MAX_READERS,
+            max_spare_txns=0,
+            meminit=False,
+            readahead=True,
+            mode=0o600,
+            create=False,
+        )
+
+
+class Environment:
+    """An open store file. Shared by all handles of the process on one store; thread-safe.
+
+    Made by `kvstore.env.opening`. `record` is the store's identity as it was when it was opened.
+    """
+
+    def __init__(
+        self, path: str, environment: lmdb.Environment, db: Databases, record: StoreRecord, open_lock: FileLock, write_lock: FileLock
+    ) -> None:
+        self.path = path
+        self.record = record
+        self.db = db
+        self.page_bytes = record.page_bytes
+        with translated():
+            self.map_bytes = int(environment.info()["map_size"])
+        self._lmdb = environment
+        self._open_lock = open_lock
+        self._write_lock = write_lock
+        self._mutex = threading.Lock()
+        self._pid = os.getpid()
+        self._closed = False
+        self._forked = False
+        self._data_fd = os.open(os.path.join(path, DATA_FILE), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)  # noqa: PTH118
+        there = os.fstat(self._data_fd)
+        self.file_identity = (there.st_dev, there.st_ino)
+        self._lock_inode = self._stat_lmdb_lock()
+        self.file_map = FileMap(self._data_fd, self.map_bytes)
+        self._last_reader_check = time.monotonic()
+
+    @property
+    def map_pages(self) -> int:
+        """Pages that the file can ever have."""
+        return self.map_bytes // self.page_bytes
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called, or this is a forked child."""
+        return self._closed or self._forked
+
+    def check_open(self) -> None:
+        """Refuse use after close, and in a forked child.
+
+        Raises
+        ------
+        StoreClosedError, ForkedStoreError
+        """
+        if self._forked:
+            raise ForkedStoreError(
+                f"the store at {self.path} was opened before this process was forked; open it again in this process"
+            )
+        if self._closed:
+            raise StoreClosedError(f"the store at {self.path} is closed; open it again")
+
+    def read(self) -> Reader:
+        """Begin a read transaction; the caller closes it."""
+        self.check_open()
+        return Reader(self._lmdb, self.db)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Reader]:
+        """A read transaction for the length of a `with` block."""
+        reader = self.read()
+        try:
+            yield reader
+        finally:
+            reader.close()
+
+    @contextlib.contextmanager
+    def write(self, timeout: float) -> Iterator[Writer]:
+        """The write transaction: committed durably when the block ends, aborted when it raises.
+
+        Waits for other threads and processes for `timeout` seconds at most, whatever state they are in.
+
+        Raises
+        ------
+        WriteLockTimeout
+            When the lock wasn't to be had in time.
+        StoreDamagedError
+            When a lock file was deleted under us: two writers could be at work at once.
+        StoreFullError, SpacePinned
+            When there is no room.
+        """
+        self.check_open()
+        deadline = time.monotonic() + timeout
+        if not self._mutex.acquire(timeout=max(timeout, 0)):
+            raise WriteLockTimeout(f"another thread held the write lock of {self.path} for over {timeout} s; try again later")
+        try:
+            self.check_open()
+            if not self._write_lock.acquire(exclusive=True, timeout=max(deadline - time.monotonic(), 0)):
+                raise WriteLockTimeout(
+                    f"another process held the write lock of {self.path} for over {timeout} s; it may be stopped or slow, try later"
+                )
+            try:
+                self._check_lock_files()
+                yield from self._transaction()
+            finally:
+                self._write_lock.release()
+        finally:
+            self._mutex.release()
+
+    def _transaction(self) -> Iterator[Writer]:
+        with translated():
+            writer = Writer(self._lmdb, self.db, self.page_bytes)
+        try:
+            yield writer
+        except BaseException:
+            writer.txn.abort()
+            raise
+        try:
+            with translated():
+                writer.txn.commit()
+        except BaseException:
+            writer.txn.abort()
+            raise
+
+    def classify_full(self, error: MapFull) -> SpacePinned | None:
+        """After MapFull: clear dead readers' slots; name the cause if a reader pins what was freed, else return None."""
+        self.reader_check()
+        oldest = self.oldest_reader()
+        with translated():
+            last = int(self._lmdb.info()["last_txnid"])
+        return pinned(error) if oldest is not None and oldest < last else None
+
+    def oldest_reader(self) -> int | None:
+        """The oldest transaction that a reader of any process still sees, or None without readers."""
+        with translated():
+            text = str(self._lmdb.readers())
+        seen = [int(line.split()[-1]) for line in text.splitlines()[1:] if line.split() and line.split()[-1].isdigit()]
+        return min(seen, default=None)
+
+    def reader_check(self) -> int:
+        """Clear the slots of dead processes; return how many there were."""
+        self.check_open()
+        self._last_reader_check = time.monotonic()
+        with translated():
+            return int(self._lmdb.reader_check())
+
+    def reader_check_due(self, seconds: float = 30.0) -> None:
+        """Clear dead readers' slots if that was not done for a while."""
+        if time.monotonic() - self._last_reader_check > seconds:
+            self.reader_check()
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Read from the data file, so that a bad sector or a truncation is an error and not a signal."""
+        return os.pread(self._data_fd, length, offset)
+
+    def file_bytes(self) -> int:
+        """Bytes that the store's directory takes on disk now."""
+        total = 0
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
+        return total
+
+    def exclusive(self, timeout: float) -> bool:
+        """Try to become the only process that has the store open; `shared` goes back."""
+        return self._open_lock.acquire(exclusive=True, timeout=timeout)
+
+    def shared(self) -> None:
+        """Let other processes open the store again."""
+        self._open_lock.acquire(exclusive=False, timeout=60.0)
+
+    def _stat_lmdb_lock(self) -> tuple[int, int]:
+        # Looked at, never opened: closing any descriptor of lock.mdb drops the locks that LMDB holds in this process.
+        there = os.stat(os.path.join(self.path, LMDB_LOCK_FILE), follow_symlinks=False)  # noqa: PTH118
+        return there.st_dev, there.st_ino
+
+    def _check_lock_files(self) -> None:
+        try:
+            whole = self._stat_lmdb_lock() == self._lock_inode
+        except OSError:
+            whole = False
+        if not whole or not self._write_lock.in_place() or not self._open_lock.in_place():
+            raise StoreDamagedError(
+                f"a lock file in {self.path} was deleted or replaced while the store was open; writing is refused, since "
+                "another process could write at the same time: close the store in every process and open it again"
+            )
+
+    def close(self) -> None:
+        """Close the file. For the registry, when the last handle and the last lease are gone. Idempotent."""
+        if self.closed:
+            return
+        with self._mutex:
+            self._closed = True
+            self.file_map.close()
+            with contextlib.suppress(StoreFullError), translated():
+                self._lmdb.close()
+            os.close(self._data_fd)
+            self._write_lock.close()
+            self._open_lock.close()
+
+    def after_fork(self) -> None:
+        """In a forked child: give up our descriptors (never unlock: the lock is the parent's) and refuse every use."""
+        self._forked = True
+        self._mutex = threading.Lock()
+        if not self._closed:
+            self._write_lock.close()
+            self._open_lock.close()
+            with contextlib.suppress(OSError):
+                os.close(self._data_fd)

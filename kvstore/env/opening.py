@@ -1,0 +1,294 @@
+"""Opening and creating a store's directory: everything that is checked before LMDB sees a byte of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import stat
+import time
+from pathlib import Path
+
+import lmdb
+import lmdb.verify
+
+from kvstore.env.environment import Environment, open_lmdb
+from kvstore.env.pages import read_facts, write_empty
+from kvstore.env.transactions import Databases, translated
+from kvstore.errors import (
+    CapError,
+    IndexDamaged,
+    KVStoreError,
+    NotAStoreError,
+    StoreBusyError,
+    StoreDamagedError,
+    StoreMissingError,
+    StoreOwnerError,
+)
+from kvstore.locks import FileLock
+from kvstore.records.constants import (
+    DATA_FILE,
+    DATABASES,
+    DEFAULT_PAGE_BYTES,
+    LMDB_LOCK_FILE,
+    LOCK_RESERVE,
+    OPEN_LOCK_FILE,
+    WRITE_LOCK_FILE,
+)
+from kvstore.records.meta import COUNTERS_KEY, FORMAT_KEY, STORE_KEY, Counters, StoreRecord, decode_format, encode_format
+
+__all__ = ["MIN_CAP", "map_bytes_for", "open_environment", "verify_file"]
+
+_log = logging.getLogger("kvstore")
+
+_MIN_PAGES = 128  # LMDB's trees, their copies under way, and room to evict in
+MIN_CAP = LOCK_RESERVE + _MIN_PAGES * DEFAULT_PAGE_BYTES
+_NEW_DATA_FILE = DATA_FILE + ".new"
+_OURS = {DATA_FILE, LMDB_LOCK_FILE, OPEN_LOCK_FILE, WRITE_LOCK_FILE, _NEW_DATA_FILE}
+
+
+def map_bytes_for(cap: int, page_bytes: int) -> int:
+    """Size of the map of a store: the cap less what lock files and directory take, in whole pages.
+
+    Raises
+    ------
+    CapError
+        When that is too little to work in.
+    """
+    if isinstance(cap, bool) or not isinstance(cap, int):
+        raise CapError(f"max_bytes must be an integer number of bytes, got {cap!r}")
+    if cap < MIN_CAP:
+        raise CapError(f"max_bytes is {cap}, a store needs at least {MIN_CAP} (and room for its layouts' blocks): raise it")
+    return (cap - LOCK_RESERVE) // page_bytes * page_bytes
+
+
+def open_environment(
+    path: str | os.PathLike[str],
+    *,
+    max_bytes: int | None,
+    lock_timeout: float,
+    page_bytes: int = DEFAULT_PAGE_BYTES,
+    any_owner: bool = False,
+) -> Environment:
+    """Open the store at `path`, or create it when there is none and `max_bytes` is given.
+
+    The first opener verifies the file's structure before LMDB opens it; a later one takes its word.
+
+    Raises
+    ------
+    NotAStoreError, StoreMissingError, StoreOwnerError, StoreDamagedError, FormatVersionError, CapError, StoreBusyError
+    """
+    directory = os.path.realpath(os.fspath(path))
+    _check_directory(directory, max_bytes, any_owner=any_owner)
+    made = [name for name in (OPEN_LOCK_FILE, WRITE_LOCK_FILE) if not (Path(directory) / name).exists()]
+    with contextlib.ExitStack() as undo:
+        open_lock, write_lock = _lock_files(directory)
+        undo.callback(open_lock.close)
+        undo.callback(write_lock.close)
+        first = open_lock.acquire(exclusive=True, timeout=0)
+        if not first and not open_lock.acquire(exclusive=False, timeout=lock_timeout):
+            raise StoreBusyError(
+                f"another process has held {directory} exclusively for over {lock_timeout} s (verifying or resizing); try later"
+            )
+        try:
+            environment = _open_locked(directory, max_bytes, page_bytes, first, lock_timeout, open_lock, write_lock, len(made) < 2)
+        except NotAStoreError:
+            for name in made:  # leave a foreign directory as it was found
+                (Path(directory) / name).unlink(missing_ok=True)
+            raise
+        undo.pop_all()
+        return environment
+
+
+def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool) -> None:
+    at = Path(directory)
+    if not at.exists():
+        if max_bytes is None:
+            raise StoreMissingError(f"there is no store at {directory}; pass max_bytes to create one")
+        map_bytes_for(max_bytes, DEFAULT_PAGE_BYTES)
+        try:
+            at.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreOwnerError(f"cannot create {directory}: {error.strerror}; choose a directory you can write") from error
+    if not at.is_dir():
+        raise NotAStoreError(f"{directory} is a file; a store is a directory")
+    if not os.access(directory, os.W_OK | os.X_OK | os.R_OK):
+        raise StoreOwnerError(f"{directory} is not writable: a store needs its lock files even to read; check its permissions")
+    for name in sorted(_OURS):
+        with contextlib.suppress(FileNotFoundError):
+            there = os.lstat(at / name)
+            if not stat.S_ISREG(there.st_mode):
+                raise StoreOwnerError(f"{at / name} is not a regular file (a symbolic link?); a store does not follow it")
+            if not any_owner and there.st_uid != os.geteuid():
+                raise StoreOwnerError(
+                    f"{at / name} belongs to user {there.st_uid}, this process runs as {os.geteuid()}; pass any_owner=True to trust it"
+                )
+    if not (at / DATA_FILE).exists():
+        foreign = sorted(entry.name for entry in at.iterdir() if entry.name not in _OURS)
+        if foreign:
+            raise NotAStoreError(f"{directory} holds {foreign[0]!r} and no store; choose an empty directory or a new one")
+        if max_bytes is None:
+            raise StoreMissingError(f"there is no store in {directory}; pass max_bytes to create one")
+
+
+def _lock_files(directory: str) -> tuple[FileLock, FileLock]:
+    try:
+        return FileLock(str(Path(directory) / OPEN_LOCK_FILE)), FileLock(str(Path(directory) / WRITE_LOCK_FILE))
+    except OSError as error:
+        raise StoreOwnerError(
+            f"cannot open the lock files in {directory}: {error.strerror}; a store on a read-only mount gives no leases"
+        ) from error
+
+
+def _open_locked(
+    directory: str,
+    max_bytes: int | None,
+    page_bytes: int,
+    first: bool,
+    lock_timeout: float,
+    open_lock: FileLock,
+    write_lock: FileLock,
+    had_locks: bool,
+) -> Environment:
+    data = Path(directory) / DATA_FILE
+    if first:
+        if not data.exists() or _unborn(data):
+            _create_file(directory, max_bytes, page_bytes)
+        _check_file(data, had_locks)
+    elif not data.exists():
+        raise StoreBusyError(f"another process is just creating the store in {directory}; try again")
+    else:
+        _facts(data, had_locks)
+    if not write_lock.acquire(exclusive=True, timeout=lock_timeout):
+        raise StoreBusyError(f"another process held the write lock of {directory} for over {lock_timeout} s; try later")
+    # Under the write lock with its time limit, because LMDB's own lock has none: opening the file waits for it when its lock
+    # file is new, and handles of databases outlive the transaction that opened them only if that is a write transaction
+    # (py-lmdb ends a read transaction by a reset, and the handles with it).
+    try:
+        environment = _open_file(directory, data)
+        try:
+            if first:
+                _initialise(environment, max_bytes)
+            record, db = _read_identity(environment, directory)
+            if max_bytes is not None and max_bytes != record.cap:
+                raise CapError(
+                    f"the store at {directory} has a cap of {record.cap} bytes, max_bytes is {max_bytes}; "
+                    "open it with max_bytes=None, or change the cap with Store.resize"
+                )
+            with translated():
+                environment.reader_check()
+        except BaseException:
+            environment.close()
+            raise
+    finally:
+        write_lock.release()
+    try:
+        if first and not open_lock.acquire(exclusive=False, timeout=lock_timeout):
+            raise StoreBusyError(f"another process took {directory} exclusively; try later")
+        return Environment(directory, environment, db, record, open_lock, write_lock)
+    except BaseException:
+        environment.close()
+        raise
+
+
+def _open_file(directory: str, data: Path) -> lmdb.Environment:
+    try:
+        return open_lmdb(directory)
+    except KVStoreError as error:
+        raise StoreDamagedError(f"LMDB cannot open {data}: {error}") from error
+
+
+def _unborn(data: Path) -> bool:
+    """Whether a creator died after it put the file in place and before it wrote anything into it."""
+    try:
+        facts = read_facts(str(data))
+    except KVStoreError:
+        return False
+    return facts.transaction == 0 and facts.file_bytes <= 2 * facts.page_bytes
+
+
+def _create_file(directory: str, max_bytes: int | None, page_bytes: int) -> None:
+    if max_bytes is None:
+        raise StoreMissingError(f"there is no store in {directory}; pass max_bytes to create one")
+    new = Path(directory) / _NEW_DATA_FILE
+    new.unlink(missing_ok=True)
+    try:
+        write_empty(str(new), page_bytes=page_bytes, map_bytes=map_bytes_for(max_bytes, page_bytes))
+        new.rename(Path(directory) / DATA_FILE)
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise StoreOwnerError(f"cannot create a store in {directory}: {error.strerror}") from error
+
+
+def _facts(data: Path, had_locks: bool) -> None:
+    try:
+        read_facts(str(data))
+    except NotAStoreError as error:
+        if had_locks:  # our lock files stand beside it: it was a store
+            raise StoreDamagedError(f"{error}: its first pages are damaged; move it away and let a new one be created") from error
+        raise
+
+
+def _check_file(data: Path, had_locks: bool) -> None:
+    _facts(data, had_locks)
+    started = time.monotonic()
+    problems = verify_file(str(data))
+    _log.debug("verified the structure of %s in %.3f s", data, time.monotonic() - started)
+    if problems:
+        raise StoreDamagedError(
+            f"{data} is damaged ({len(problems)} problems, first: {problems[0]}); "
+            "move it away and let a new one be created: its sessions are computed again"
+        )
+
+
+def verify_file(data: str) -> list[str]:
+    """Check the structure of a data file that nobody writes to, without LMDB. Returns the problems found."""
+    try:
+        return [str(problem) for problem in lmdb.verify.verify(data, subdir=False)]  # type: ignore[no-untyped-call]  # not typed
+    except (lmdb.verify.VerifyError, ValueError, OSError, IndexError) as error:
+        return [f"cannot be verified: {error}"]
+
+
+def _initialise(environment: lmdb.Environment, max_bytes: int | None) -> None:
+    """Create the databases and the identity of a store that has none yet, in one transaction."""
+    with translated(), environment.begin() as txn:
+        if environment.stat()["entries"] or txn.id():
+            return
+    if max_bytes is None:
+        raise StoreMissingError("the store was never finished; pass max_bytes to create it")
+    page_bytes = int(environment.stat()["psize"])
+    record = StoreRecord(secrets.token_bytes(16), 1, max_bytes, page_bytes, time.time_ns() // 1000)
+    with translated(), environment.begin(write=True) as txn:
+        db = Databases(*(environment.open_db(name.encode(), txn=txn) for name in DATABASES))
+        txn.put(FORMAT_KEY, encode_format(), db=db.meta)
+        txn.put(STORE_KEY, record.encode(), db=db.meta)
+        txn.put(COUNTERS_KEY, Counters().encode(), db=db.meta)
+
+
+def _read_identity(environment: lmdb.Environment, directory: str) -> tuple[StoreRecord, Databases]:
+    """Read what the store is, and open its databases. Changes nothing."""
+    foreign = NotAStoreError(f"{directory} holds an LMDB file that is no kvstore; choose another directory")
+    try:
+        with environment.begin() as txn:  # a look first: a foreign file is not even begun to be written to
+            if b"meta" not in environment.dbs(txn=txn):
+                raise foreign
+        with environment.begin(write=True) as txn:
+            meta = environment.open_db(b"meta", txn=txn, create=False)
+            version = txn.get(FORMAT_KEY, db=meta)
+            if version is None:
+                raise foreign
+            decode_format(version)
+            record = StoreRecord.decode(txn.get(STORE_KEY, db=meta) or b"")
+            db = Databases(*(environment.open_db(name.encode(), txn=txn, create=False) for name in DATABASES))
+    except lmdb.NotFoundError as error:
+        raise foreign from error
+    except lmdb.Error as error:
+        raise StoreDamagedError(f"the identity of the store at {directory} cannot be read: {error}") from error
+    except IndexDamaged as error:
+        raise StoreDamagedError(f"the identity of the store at {directory} is damaged: {error}") from error
+    return record, db

@@ -1,0 +1,84 @@
+"""One environment for each store file in a process, however often it is opened, and what happens to it on a fork."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+
+from kvstore.env.environment import Environment
+from kvstore.env.opening import open_environment
+from kvstore.errors import CapError
+from kvstore.records.constants import DATA_FILE
+
+__all__ = ["acquire_environment", "release_environment", "retain_environment"]
+
+
+@dataclass
+class _Shared:
+    environment: Environment
+    handles: int
+
+
+# LMDB forbids opening a file twice in a process; keyed by device and inode, which every path to it has in common.
+_open: dict[tuple[int, int], _Shared] = {}
+_guard = threading.RLock()  # re-entrant: the last view of a lease may die in a garbage collection anywhere
+
+
+def _identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
+    try:
+        there = os.stat(os.path.join(os.path.realpath(os.fspath(path)), DATA_FILE))  # noqa: PTH118
+    except OSError:
+        return None
+    return there.st_dev, there.st_ino
+
+
+def acquire_environment(
+    path: str | os.PathLike[str], *, max_bytes: int | None, lock_timeout: float, any_owner: bool
+) -> Environment:
+    """Open a store, or take another handle of one that is open in this process. `release_environment` gives it back."""
+    with _guard:
+        key = _identity(path)
+        shared = _open.get(key) if key is not None else None
+        if shared is not None:
+            cap = shared.environment.record.cap
+            if max_bytes is not None and max_bytes != cap:
+                raise CapError(
+                    f"the store is open with a cap of {cap} bytes, max_bytes is {max_bytes}; "
+                    "open it with max_bytes=None, or change the cap with Store.resize"
+                )
+            shared.handles += 1
+            return shared.environment
+        environment = open_environment(path, max_bytes=max_bytes, lock_timeout=lock_timeout, any_owner=any_owner)
+        _open[environment.file_identity] = _Shared(environment, 1)
+        return environment
+
+
+def retain_environment(environment: Environment) -> None:
+    """Take one more handle of an open environment: a lease keeps the file open that its views point into."""
+    with _guard:
+        environment.check_open()
+        _open[environment.file_identity].handles += 1
+
+
+def release_environment(environment: Environment) -> None:
+    """Give a handle back; the last one closes the environment. Does nothing in a forked child."""
+    with _guard:
+        shared = _open.get(environment.file_identity)
+        if shared is None or shared.environment is not environment:
+            return
+        shared.handles -= 1
+        if not shared.handles:
+            del _open[environment.file_identity]
+            environment.close()
+
+
+def _after_fork_in_child() -> None:
+    global _guard
+    _guard = threading.RLock()
+    for shared in _open.values():
+        shared.environment.after_fork()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,198 @@
+"""Transactions: thin wrappers that name the databases and turn LMDB's errors into ours."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import lmdb
+import numpy as np
+
+from kvstore.errors import IndexDamaged, KVStoreError, SpacePinned, StoreBusyError, StoreDamagedError, StoreFullError
+from kvstore.records.constants import DATABASES, PAGE_HEADER
+
+__all__ = ["Databases", "MapFull", "Reader", "Writer", "pinned", "translated"]
+
+
+class MapFull(StoreFullError):
+    """LMDB found no contiguous run of free pages for a value. The transaction is dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Databases:
+    """Handles of the named databases; each is passed to `get`, `put` and so on."""
+
+    meta: Any
+    namespaces: Any
+    children: Any
+    nodes: Any
+    usage: Any
+    blocks: Any
+    refs: Any
+    bad: Any
+
+    def all(self) -> list[Any]:
+        """All handles."""
+        return [getattr(self, name) for name in DATABASES]
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Turn LMDB's exceptions into this package's, with what to do next."""
+    try:
+        yield
+    except lmdb.MapFullError as error:
+        raise MapFull(f"no contiguous free pages in the store ({error}); raise the cap with Store.resize") from error
+    except lmdb.ReadersFullError as error:
+        raise StoreBusyError(f"all reader slots of the store are taken ({error}); close leases or processes") from error
+    except (lmdb.DiskError, lmdb.MemoryError) as error:
+        raise StoreFullError(f"the operating system refused a write or memory: {error}") from error
+    except (
+        lmdb.CorruptedError,
+        lmdb.PageNotFoundError,
+        lmdb.PanicError,
+        lmdb.InvalidError,
+        lmdb.BadTxnError,
+        lmdb.CursorFullError,
+        lmdb.ProblemError,
+    ) as error:
+        raise StoreDamagedError(f"LMDB reports damage: {error}; verify the store") from error
+    except lmdb.Error as error:
+        raise KVStoreError(f"LMDB reports: {error}") from error
+
+
+class Reader:
+    """A read transaction: one consistent state of the store. May be used and ended on any one thread at a time.
+
+    It pins every page that is freed after it began, so keep it short.
+    """
+
+    __slots__ = ("_pid", "_txn", "db", "get", "transaction")
+
+    def __init__(self, environment: lmdb.Environment, db: Databases) -> None:
+        with translated():
+            self._txn: lmdb.Transaction = environment.begin(buffers=False)
+        self.db = db
+        self.get = self._txn.get  # (key, default=None, db=handle) -> bytes | None; bound once, it is called per record
+        self.transaction: int = self._txn.id()
+        self._pid = os.getpid()
+
+    def entries(self, database: Any) -> int:
+        """How many records a database has."""
+        with translated():
+            return int(self._txn.stat(database)["entries"])
+
+    def items(self, database: Any, start: bytes = b"", *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate over the records from key `start` on, in key order. `keys_only` leaves large values untouched."""
+        return _items(self._txn, database, start, keys_only)
+
+    def live_pages(self) -> int:
+        """Pages in use over all databases, from LMDB's own counters: there is no counter of ours to drift."""
+        return _live_pages(self._txn, self.db)
+
+    def close(self) -> None:
+        """End the transaction. Idempotent. In a forked child it does nothing: the slot belongs to the parent."""
+        if self._pid == os.getpid():
+            self._txn.abort()
+
+
+class Writer:
+    """The write transaction. Made by `Environment.write`, used on the thread that made it."""
+
+    __slots__ = ("_buffers", "_environment", "db", "page_bytes", "transaction", "txn")
+
+    def __init__(self, environment: lmdb.Environment, db: Databases, page_bytes: int) -> None:
+        self.txn: lmdb.Transaction = environment.begin(write=True, buffers=True)
+        self._environment = environment
+        self.db = db
+        self.page_bytes = page_bytes
+        self.transaction: int = self.txn.id()
+
+    def get(self, key: bytes, default: None = None, db: Any = None) -> bytes | None:
+        """Read a record as bytes. Not for blocks: see `locate`."""
+        value = self.txn.get(key, db=db)
+        return None if value is None else bytes(value)
+
+    def put(self, database: Any, key: bytes, value: Any) -> None:
+        """Write a record, replacing one of the same key.
+
+        Raises
+        ------
+        MapFull
+            When there is no room; the transaction must be aborted.
+        """
+        with translated():
+            self.txn.put(key, value, db=database)
+
+    def delete(self, database: Any, key: bytes) -> bool:
+        """Delete a record; return whether it was there."""
+        with translated():
+            return bool(self.txn.delete(key, db=database))
+
+    def locate(self, key: bytes) -> int:
+        """File offset at which the value of a block just put starts.
+
+        Its page number is final as soon as it is put (LMDB writes it in front of the value).
+
+        Raises
+        ------
+        StoreDamagedError
+            When the value does not lie where a large value lies.
+        """
+        value = self.txn.get(key, db=self.db.blocks)
+        if value is None:
+            raise IndexDamaged(f"block {key.hex()} is not in the store; verify the store")
+        page, flags = _overflow_page(value)
+        if not flags & _P_OVERFLOW or page < 2:
+            raise StoreDamagedError(f"LMDB put a block at page {page} with flags {flags:#x}, expected an overflow page")
+        return page * self.page_bytes + PAGE_HEADER
+
+    def entries(self, database: Any) -> int:
+        """How many records a database has."""
+        with translated():
+            return int(self.txn.stat(database)["entries"])
+
+    def items(self, database: Any, start: bytes = b"", *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """As `Reader.items`. Don't write while iterating."""
+        return _items(self.txn, database, start, keys_only)
+
+    def live_pages(self) -> int:
+        """Pages in use over all databases, this transaction's changes included."""
+        return _live_pages(self.txn, self.db)
+
+
+_P_OVERFLOW = 0x04
+
+
+def _overflow_page(value: Any) -> tuple[int, int]:
+    """Read page number and flags from LMDB's page header, which lies in front of a large value."""
+    address = np.frombuffer(value, np.uint8).__array_interface__["data"][0]
+    raw = ctypes.string_at(address - PAGE_HEADER, PAGE_HEADER)
+    return int.from_bytes(raw[:8], "little"), int.from_bytes(raw[10:12], "little")
+
+
+def _items(txn: Any, database: Any, start: bytes, keys_only: bool) -> Iterator[tuple[bytes, bytes]]:
+    with translated(), txn.cursor(db=database) as cursor:
+        found = cursor.set_range(start) if start else cursor.first()
+        while found:
+            yield bytes(cursor.key()), b"" if keys_only else bytes(cursor.value())
+            found = cursor.next()
+
+
+def _live_pages(txn: Any, db: Databases) -> int:
+    with translated():
+        stats = [txn.stat(handle) for handle in db.all()]
+    # the main database (names of the others) is a page of its own, as are the two meta pages
+    return 3 + sum(int(s["branch_pages"]) + int(s["leaf_pages"]) + int(s["overflow_pages"]) for s in stats)
+
+
+def pinned(error: MapFull) -> SpacePinned:
+    """The error for a save that found no room because an open reader pins what was freed."""
+    return SpacePinned(
+        f"freed pages are pinned by an open lease or reader, nothing was evicted for it ({error}); "
+        "end the lease, the space comes back by itself"
+    )

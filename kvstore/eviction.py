@@ -1,0 +1,194 @@
+"""Making room: which sessions are least worth keeping, and removing them inside the transaction that needs their pages.
+
+The limit on live pages leaves room for what LMDB cannot use at once: pages freed in transaction N can be used from N + 2, and a
+value needs a contiguous run. Because eviction happens in the saving transaction, an abort undoes it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvstore.env import Environment, Reader, Writer
+from kvstore.errors import IndexDamaged, StoreFullError
+from kvstore.radix import Removed, nodes, remove_point
+from kvstore.records.node import Usage, node_key
+
+__all__ = ["Candidate", "LeastRecentlyUsed", "Limits", "Policy", "Victims", "evict_point", "free_some", "make_room"]
+
+_TREE_PAGES = 24  # what the trees themselves may grow by, and their copies, in one transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How full a file may be.
+
+    Attributes
+    ----------
+    map_pages : int
+        Pages that the file can have.
+    block_pages : int
+        Pages of the largest block.
+    mixed : bool
+        Whether blocks of several size classes share the file; free space is more fragmented then.
+    """
+
+    map_pages: int
+    block_pages: int
+    mixed: bool
+
+    @property
+    def live_pages(self) -> int:
+        """The most pages that may be live after a transaction."""
+        share = 0.80 if self.mixed else 0.88
+        return max(min(int(self.map_pages * share), self.map_pages - 3 * self.piece_pages - 2 * _TREE_PAGES), 0)
+
+    @property
+    def piece_pages(self) -> int:
+        """Pages that one transaction may write: about 8 MiB, less in a small file, at least one block."""
+        return max(self.block_pages, min((8 << 20) // 32768, self.map_pages // 32))
+
+    @property
+    def single_pages(self) -> int:
+        """Up to how many pages a save is one transaction: about 16 MiB, less in a small file."""
+        return max(self.block_pages, min((16 << 20) // 32768, self.map_pages // 32))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A node as the last pass over `usage` saw it."""
+
+    node: int
+    usage: Usage
+
+
+class Policy(Protocol):
+    """Orders nodes by how little they are worth keeping. It is code, not format: it may change at any time."""
+
+    def rank(self, candidates: Iterable[Candidate]) -> Sequence[Candidate]:
+        """Return the candidates, the least worth keeping first."""
+
+
+class LeastRecentlyUsed:
+    """The node used longest ago goes first; of two used at once, the deeper (newer) one."""
+
+    def rank(self, candidates: Iterable[Candidate]) -> Sequence[Candidate]:
+        """See `Policy.rank`."""
+        return sorted(candidates, key=lambda c: (c.usage.last_use, -c.node))
+
+
+class Victims:
+    """Candidates for eviction, from a pass over `usage`; each is checked again before it goes. Not thread-safe."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._ranked: deque[Candidate] = deque()
+
+    def refresh(self, txn: Reader | Writer) -> None:
+        """Rank all nodes anew."""
+        seen = (
+            Candidate(int.from_bytes(key, "big"), Usage.decode(int.from_bytes(key, "big"), raw))
+            for key, raw in txn.items(txn.db.usage)
+        )
+        self._ranked = deque(self._policy.rank(seen))
+
+    def next(self, txn: Writer, keep: frozenset[int]) -> int | None:
+        """The next node that is still there, unused since it was ranked, without children and not kept.
+
+        A node with children is passed over: when the last of them goes it inherits their use, and `freed` brings it back.
+        """
+        kept: list[Candidate] = []
+        found = None
+        while self._ranked and found is None:
+            candidate = self._ranked.popleft()
+            if candidate.node in keep:
+                kept.append(candidate)
+                continue
+            raw = txn.get(node_key(candidate.node), None, txn.db.usage)
+            if raw is None or Usage.decode(candidate.node, raw).last_use != candidate.usage.last_use:
+                continue
+            if not nodes.has_children(txn, candidate.node):
+                found = candidate.node
+        self._ranked.extendleft(reversed(kept))
+        return found
+
+    def freed(self, txn: Writer, node: int) -> None:
+        """Bring back a node that has just lost a child: it is worth no more than the child was."""
+        raw = txn.get(node_key(node), None, txn.db.usage)
+        if raw is not None:
+            self._ranked.appendleft(Candidate(node, Usage.decode(node, raw)))
+
+
+def make_room(
+    txn: Writer, victims: Victims, limits: Limits, pages: int, keep: frozenset[int], stateful_roots: frozenset[int]
+) -> Removed:
+    """Evict until `pages` more pages fit under the limit. Overshoots by one node at most.
+
+    Parameters
+    ----------
+    pages : int
+        What the transaction is about to put.
+    keep : frozenset of int
+        Nodes that must stay: a saver never evicts its own path.
+    stateful_roots : frozenset of int
+        Roots of the namespaces whose layout has states.
+
+    Raises
+    ------
+    StoreFullError
+        When everything that may go is gone and it is not enough. The transaction must be aborted.
+    """
+    removed = Removed()
+    needed = txn.live_pages() + pages + _TREE_PAGES // 2 - limits.live_pages
+    refreshed = False
+    while removed.pages < needed:
+        node = victims.next(txn, keep)
+        if node is None:
+            if refreshed:
+                raise StoreFullError(
+                    f"the save needs {pages} pages of {txn.page_bytes} bytes, {needed - removed.pages} more than can be freed in a "
+                    f"store of {limits.map_pages} pages; raise the cap or save less at once"
+                )
+            victims.refresh(txn)
+            refreshed = True
+            continue
+        _evict(txn, victims, node, removed, keep, stateful_roots)
+        refreshed = False
+    return removed
+
+
+def _evict(
+    txn: Writer, victims: Victims, node: int, removed: Removed, keep: frozenset[int], stateful_roots: frozenset[int]
+) -> None:
+    point = evict_point(txn, node, keep, stateful_roots)
+    removed.add(point)
+    if point.above:
+        victims.freed(txn, point.above)
+
+
+def evict_point(txn: Writer, node: int, keep: frozenset[int], stateful_roots: frozenset[int]) -> Removed:
+    """Evict one leaf and what became worthless with it. A leaf whose record is damaged loses what can be found of it."""
+    try:
+        leaf = nodes.load(txn, node)
+    except IndexDamaged:
+        txn.delete(txn.db.usage, node_key(node))
+        txn.delete(txn.db.nodes, node_key(node))
+        return Removed(1, 0, 0)
+    return remove_point(txn, leaf, has_states=leaf.root in stateful_roots, keep=keep)
+
+
+def free_some(
+    environment: Environment, victims: Victims, points: int, timeout: float, keep: frozenset[int], stateful: frozenset[int]
+) -> Removed:
+    """Evict a few points in a transaction of their own, when LMDB found no contiguous run of pages."""
+    removed = Removed()
+    with environment.write(timeout) as txn:
+        victims.refresh(txn)
+        for _ in range(points):
+            node = victims.next(txn, keep)
+            if node is None:
+                break
+            _evict(txn, victims, node, removed, keep, stateful)
+    return removed

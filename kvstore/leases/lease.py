@@ -1,0 +1,389 @@
+"""A lease: match and pin in one step, and the ways to get at the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore import blocks as table
+from kvstore.errors import ArrayError, BlockDamaged, IndexDamaged, LeaseClosedError, ViewsAliveError
+from kvstore.ids import TokenArray
+from kvstore.kernel import Rows, crc32c, scatter
+from kvstore.layout import Stream
+from kvstore.leases.match import Found, find_prefix
+from kvstore.leases.pin import Pin
+from kvstore.records.block import BlockHeader, Ref
+from kvstore.records.states import unpack_states
+from kvstore.scope import NamespaceScope
+
+__all__ = ["Lease", "LeasedBlock", "open_lease"]
+
+Array = npt.NDArray[Any]
+_MARGIN = 64  # alignment of packed states in memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A block as the lease keeps it: without a reference to the lease, so that no cycle delays the end of its transaction."""
+
+    block_id: bytes
+    start: int
+    tokens: int
+    header: BlockHeader
+    offset: int
+
+
+class LeasedBlock:
+    """One block of a lease. Its arrays are made when asked for.
+
+    Attributes
+    ----------
+    block_id : bytes
+        32 bytes.
+    start : int
+        Position of its first row.
+    tokens : int
+        Positions of it that belong to the lease.
+    held_tokens : int
+        Positions that it holds rows for; more than `tokens` where the lease ends inside it.
+    file_offset : int
+        Offset of the payload in the data file, a multiple of 4 KiB.
+    payload_bytes : int
+        Length of the payload.
+    sums : ndarray of uint32
+        CRC32C of each stream's segment.
+    """
+
+    __slots__ = ("_lease", "block_id", "file_offset", "held_tokens", "payload_bytes", "start", "sums", "tokens")
+
+    def __init__(self, lease: Lease, held: _Held) -> None:
+        self._lease = lease
+        self.block_id = held.block_id
+        self.start = held.start
+        self.tokens = held.tokens
+        self.held_tokens: int = held.header.tokens
+        self.payload_bytes: int = held.header.payload_bytes
+        self.sums: npt.NDArray[np.uint32] = held.header.sums
+        self.file_offset = held.offset
+
+    @property
+    def payload(self) -> npt.NDArray[np.uint8]:
+        """The payload on the map: read-only, not copied, not validated (see `Lease.validate`).
+
+        Stays valid as long as it lives, after the lease too. Reading a page that the disk cannot deliver, or that was
+        truncated away meanwhile, kills the process: copy instead where that matters.
+        """
+        return self._lease._view(self.file_offset, self.payload_bytes)
+
+    def stream(self, name: str) -> Array:
+        """The block's rows of one stream that belong to the lease: a read-only view, as `payload`."""
+        index, stream = self._lease._stream(name)
+        start = self._lease._segments(self.held_tokens)[index]
+        whole = self.payload[start : start + stream.rows(self.held_tokens) * stream.row_bytes]
+        array = whole.view(stream.view_dtype).reshape(stream.array_shape(self.held_tokens))
+        return array[(slice(None),) * stream.token_axis + (slice(0, stream.rows(self.tokens)),)]
+
+
+class Lease:
+    """A stored prefix of a prompt, pinned: its bytes stay in place while the lease or any view made from it lives.
+
+    Use it in a `with` block. Keep it short: a lease pins every page that is freed after it began. Its methods may be called
+    from any thread, one at a time. False when nothing is stored.
+
+    Attributes
+    ----------
+    length : int
+        Leading tokens that the lease holds. 0 is a miss.
+    tokens : uint32 array
+        Those tokens.
+    """
+
+    def __init__(self, scope: NamespaceScope, tokens: TokenArray, pin: Pin, found: Found) -> None:
+        self._pin: Pin | None = None
+        self._scope = scope
+        self._checkpoint = found.checkpoint
+        self._segment_cache: dict[int, list[int]] = {}
+        self._streams = {stream.name: (i, stream) for i, stream in enumerate(scope.layout.streams)}
+        self._validated = False
+        self.length = found.length
+        self.tokens = tokens[: found.length]
+        self._blocks = self._row_blocks(pin, found)
+        self._state_blocks = self._checkpoint_blocks(pin)
+        if found.length:
+            scope.store.touch(found.path.node_at(found.length).node)
+        self._pin = pin  # last, so that the lease owns the pin only once it is whole
+
+    def _row_blocks(self, pin: Pin, found: Found) -> list[_Held]:
+        layout = self._scope.layout
+        blocks = []
+        for index, block_id in enumerate(found.blocks(layout.block_tokens)):
+            start = index * layout.block_tokens
+            ref = _located(pin, block_id, start)
+            header = _header(self._scope, block_id, ref, len(layout.streams), start)
+            tokens = min(layout.block_tokens, found.length - start)
+            if header.tokens < tokens or header.payload_bytes != layout.payload_bytes(header.tokens):
+                raise BlockDamaged(
+                    f"block {block_id.hex()} holds {header.tokens} positions, the index says at least {tokens}",
+                    block_id=block_id,
+                    position=start,
+                )
+            blocks.append(_Held(block_id, start, tokens, header, ref.offset))
+        return blocks
+
+    def _checkpoint_blocks(self, pin: Pin) -> list[_Held]:
+        if self._checkpoint is None:
+            return []
+        position = self._checkpoint.position
+        blocks = []
+        for block_id in self._checkpoint.ids:
+            ref = _located(pin, block_id, position)
+            header = _header(self._scope, block_id, ref, 1, position)
+            blocks.append(_Held(block_id, position, 0, header, ref.offset))
+        return blocks
+
+    def __bool__(self) -> bool:
+        return self.length > 0
+
+    def __enter__(self) -> Lease:
+        self._open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._end()
+
+    def __del__(self) -> None:
+        if getattr(self, "_pin", None) is not None:
+            self._end()
+
+    def _open(self) -> Pin:
+        if self._pin is None:
+            raise LeaseClosedError("the lease has ended; take a new one with namespace.lease(tokens)")
+        return self._pin
+
+    def _end(self) -> None:
+        pin, self._pin = self._pin, None
+        if pin is not None:
+            pin.drop()
+
+    def close(self) -> None:
+        """End the lease now. Idempotent.
+
+        Raises
+        ------
+        ViewsAliveError
+            When arrays made from it are still alive; nothing is closed then. (Leaving the `with` block does not raise: the
+            transaction then ends with the last view.)
+        """
+        if self._pin is not None and self._pin.views:
+            raise ViewsAliveError(f"{self._pin.views} views of the lease are alive; delete them first, or copy what you need")
+        self._end()
+
+    @property
+    def blocks(self) -> Sequence[LeasedBlock]:
+        """The blocks that hold the rows, in order of position."""
+        self._open()
+        return tuple(LeasedBlock(self, held) for held in self._blocks)
+
+    def views(self, name: str) -> list[Array]:
+        """One read-only array for each block: the rows of a stream, in order of position. See `LeasedBlock.stream`."""
+        return [block.stream(name) for block in self.blocks]
+
+    def copy_into(self, arrays: Mapping[str, Array], *, threads: int | None = None) -> None:
+        """Copy rows [0, length) of every named stream into the caller's arrays, checking every byte in the same pass.
+
+        Parameters
+        ----------
+        arrays : mapping of str to ndarray
+            Any of the layout's streams. Each has the stream's shape and view dtype, any strides, and along its token axis
+            at least the rows of `length` positions; rows behind those are left alone. Not overlapping.
+        threads : int, optional
+            Threads to copy with; by default one for each processor, at most 8. The GIL is released.
+
+        Raises
+        ------
+        ArrayError
+            When an array doesn't fit, before a byte moves.
+        BlockDamaged
+            When a byte isn't what was saved. The arrays' contents are undefined then, and the block is refused from now on.
+        LeaseClosedError
+            After the lease has ended.
+        """
+        pin = self._open()
+        rows = self._destinations(arrays)
+        self._run(pin, rows, [b.start for b in self._blocks], [b.tokens for b in self._blocks], threads)
+        named = [stream for name, (_, stream) in self._streams.items() if name in arrays]
+        self._scope.store.counters.restored_bytes += sum(s.rows(self.length) * s.row_bytes for s in named)
+
+    def _destinations(self, arrays: Mapping[str, Array]) -> list[Rows]:
+        unknown = sorted(set(arrays) - set(self._streams))
+        if unknown:
+            raise ArrayError(f"the layout has no streams {unknown}; it has {list(self._streams)}")
+        rows = []
+        for name, (_, stream) in self._streams.items():
+            array = arrays.get(name)
+            if array is not None:
+                stream.check_array(array, self.length, exact=False)
+                if not array.flags.writeable:
+                    raise ArrayError(f"stream {name!r}: the destination is read-only")
+            if array is None or not stream.rows(self.length):
+                rows.append(Rows.skip(row_bytes=stream.row_bytes, tokens_per_row=stream.tokens_per_row))
+                continue
+            rows.append(Rows.strided(array, axis=stream.token_axis, tokens_per_row=stream.tokens_per_row))
+        return rows
+
+    def _run(self, pin: Pin, rows: list[Rows], first: list[int], used: list[int], threads: int | None) -> None:
+        """Run the kernel over all blocks; `pin` stays referenced, and so the bytes in place, until it returns."""
+        blocks, environment = self._blocks, self._scope.store.environment
+        if not blocks or not rows:
+            return
+        for block in blocks:
+            self._populate(block)
+        try:
+            failed = scatter(
+                rows,
+                np.array([environment.file_map.address + b.offset for b in blocks], np.uint64),
+                np.array(first, np.int64),
+                np.array([b.header.tokens for b in blocks], np.int64),
+                np.array(used, np.int64),
+                np.array([b.header.sums for b in blocks], np.uint32),
+                threads=threads,
+            )
+        except (ValueError, TypeError) as error:
+            raise ArrayError(f"the destinations cannot be written: {error}") from error
+        wrong = np.flatnonzero(failed >= 0)
+        if wrong.size:
+            for index in wrong[1:]:
+                self._scope.store.refuse(blocks[int(index)].block_id)
+            first = int(wrong[0])
+            name = list(self._streams)[int(failed[first])]
+            raise self._damaged(blocks[first], f"the checksum of stream {name!r} is wrong")
+
+    def _damaged(self, block: _Held, why: str) -> BlockDamaged:
+        self._scope.store.refuse(block.block_id)
+        return BlockDamaged(
+            f"block {block.block_id.hex()} at position {block.start}: {why}; it is refused from now on",
+            block_id=block.block_id,
+            position=block.start,
+        )
+
+    def states(self) -> dict[str, Array]:
+        """Copies of all states at position `length`, every byte checked; empty for a layout without states.
+
+        Raises
+        ------
+        BlockDamaged
+            When a byte isn't what was saved. The block is refused from now on.
+        """
+        pin = self._open()
+        if self._checkpoint is None:
+            return {}
+        raw = np.empty(self._checkpoint.packed_bytes + _MARGIN, np.uint8)
+        skip = -raw.__array_interface__["data"][0] % _MARGIN
+        packed = raw[skip : skip + self._checkpoint.packed_bytes]
+        at = 0
+        for block in self._state_blocks:
+            if at + block.header.payload_bytes > packed.nbytes:
+                raise self._damaged(block, "the blocks of the checkpoint are longer than it")
+            into = packed[at : at + block.header.payload_bytes]
+            self._populate(block)
+            into[:] = pin.view(block.offset, block.header.payload_bytes)
+            if crc32c(into) != int(block.header.sums[0]):
+                raise self._damaged(block, "the checksum of the states is wrong")
+            at += block.header.payload_bytes
+        try:
+            if at != packed.nbytes:
+                raise IndexDamaged(f"the blocks of the checkpoint hold {at} bytes, it has {packed.nbytes}")
+            return unpack_states(self._scope.layout, packed)
+        except IndexDamaged as error:
+            raise self._damaged(self._state_blocks[0], str(error)) from error
+
+    def _populate(self, block: _Held) -> None:
+        try:
+            self._scope.store.environment.file_map.populate(block.offset, block.header.payload_bytes)
+        except OSError as error:
+            raise self._damaged(block, f"its bytes cannot be read: {error}") from error
+
+    def validate(self) -> None:
+        """Check every byte of all blocks, states included, without copying. Done once a lease; later calls return at once.
+
+        Raises
+        ------
+        BlockDamaged
+            When a byte isn't what was saved. The block is refused from now on.
+        """
+        pin = self._open()
+        if self._validated:
+            return
+        # room for one row, of which none is used: the kernel checks each segment whole whatever it copies of it
+        rows = [
+            Rows.strided(
+                np.empty(s.array_shape(s.tokens_per_row), s.view_dtype), axis=s.token_axis, tokens_per_row=s.tokens_per_row
+            )
+            for _, s in self._streams.values()
+        ]
+        self._run(pin, rows, [0] * len(self._blocks), [0] * len(self._blocks), None)
+        for block in self._state_blocks:
+            self._populate(block)
+            if crc32c(pin.view(block.offset, block.header.payload_bytes)) != int(block.header.sums[0]):
+                raise self._damaged(block, "the checksum of the states is wrong")
+        self._validated = True
+
+    def _view(self, offset: int, length: int) -> npt.NDArray[np.uint8]:
+        return self._open().view(offset, length)
+
+    def _stream(self, name: str) -> tuple[int, Stream]:
+        try:
+            return self._streams[name]
+        except KeyError:
+            raise ArrayError(f"the layout has no stream {name!r}; it has {list(self._streams)}") from None
+
+    def _segments(self, tokens: int) -> list[int]:
+        found = self._segment_cache.get(tokens)
+        if found is None:
+            found = self._segment_cache[tokens] = self._scope.layout.segments(tokens)
+        return found
+
+
+def _located(pin: Pin, block_id: bytes, position: int) -> Ref:
+    try:
+        ref = table.find(pin.reader, block_id)
+        if ref is None:
+            raise table.missing(block_id)
+    except IndexDamaged as error:
+        raise BlockDamaged(str(error), block_id=block_id, position=position) from error
+    return ref
+
+
+def _header(scope: NamespaceScope, block_id: bytes, ref: Ref, sums: int, position: int) -> BlockHeader:
+    try:
+        return table.read_header(scope.store.environment, block_id, ref, sums)
+    except BlockDamaged as error:
+        error.position = position
+        raise
+
+
+def open_lease(scope: NamespaceScope, tokens: TokenArray, limit: int) -> Lease:
+    """Take a lease on the longest prefix of at most `limit` tokens whose blocks' headers are whole.
+
+    A block whose header is damaged is refused, and the lease is on what comes before it.
+    """
+    prompt = tokens.astype("<u4", copy=False).tobytes()
+    while True:
+        pin = Pin(scope.store)
+        try:
+            found = find_prefix(scope, pin.reader, prompt, limit)
+            lease = Lease(scope, tokens, pin, found)
+        except BlockDamaged as error:
+            pin.drop()
+            scope.store.refuse(error.block_id)
+            continue
+        except BaseException:
+            pin.drop()
+            raise
+        scope.store.counters.leases += 1
+        return lease

@@ -1,0 +1,86 @@
+"""What keeps leased bytes in place: an open read transaction, held by the lease and by every array made from it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.env import Reader, release_environment, retain_environment
+from kvstore.scope import StoreScope
+
+__all__ = ["LEASE_AGE_LIMIT", "Pin"]
+
+_log = logging.getLogger("kvstore")
+
+LEASE_AGE_LIMIT = 30.0  # seconds after which a lease is reported: it pins every page that was freed since it began
+
+
+class Pin:
+    """A read transaction with holders. It ends with the last one; the file stays open until then. Thread-safe."""
+
+    def __init__(self, store: StoreScope) -> None:
+        self._store = store
+        self._holders = 1
+        # re-entrant, because the last view may die in a garbage collection that starts inside these methods
+        self._guard = threading.RLock()
+        self._began = time.monotonic()
+        retain_environment(store.environment)
+        try:
+            self.reader: Reader = store.environment.read()
+        except BaseException:
+            release_environment(store.environment)
+            raise
+
+    @property
+    def views(self) -> int:
+        """How many arrays hold the pin, beside the lease itself."""
+        return self._holders - 1
+
+    def hold(self) -> None:
+        """Count a holder."""
+        with self._guard:
+            self._holders += 1
+
+    def drop(self) -> None:
+        """Give a hold back; the last one ends the transaction."""
+        with self._guard:
+            self._holders -= 1
+            if self._holders:
+                return
+        self.reader.close()
+        age = time.monotonic() - self._began
+        if age > LEASE_AGE_LIMIT:
+            self._store.counters.overdue_leases += 1
+            _log.warning(
+                "a lease was held for %.0f s; it kept every page from reuse that was freed meanwhile: keep leases short", age
+            )
+        release_environment(self._store.environment)
+
+    def view(self, offset: int, length: int) -> npt.NDArray[np.uint8]:
+        """A read-only array on the file map. It holds the pin as long as it, or anything made from it, lives."""
+        return np.asarray(_Range(self, self._store.environment.file_map.address + offset, length))
+
+
+class _Range:
+    """A run of bytes of the map, as numpy's array interface; an array made from it keeps it alive, and so the pin."""
+
+    __slots__ = ("__array_interface__", "_pin")
+
+    def __init__(self, pin: Pin, address: int, length: int) -> None:
+        self._pin = pin
+        # an empty array has no address of its own to point to
+        self.__array_interface__: dict[str, Any] = {
+            "shape": (length,),
+            "typestr": "|u1",
+            "data": (address, True),
+            "version": 3,
+        }
+        pin.hold()
+
+    def __del__(self) -> None:
+        self._pin.drop()

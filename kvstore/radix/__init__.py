@@ -1,0 +1,19 @@
+"""The radix index: the tree over token prefixes by which the longest stored prefix of a prompt is found."""
+
+from kvstore.radix import checkpoints, nodes
+from kvstore.radix.grow import Grown, NodeLimit, grow
+from kvstore.radix.remove import Removed, remove_leaf, remove_point
+from kvstore.radix.walk import Path, walk
+
+__all__ = [
+    "Grown",
+    "NodeLimit",
+    "Path",
+    "Removed",
+    "checkpoints",
+    "grow",
+    "nodes",
+    "remove_leaf",
+    "remove_point",
+    "walk",
+]

@@ -1,0 +1,110 @@
+"""Loading and storing nodes, the children that lead to them, and their usage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from kvstore.env import Reader, Writer
+from kvstore.errors import IndexDamaged
+from kvstore.records.meta import COUNTERS_KEY, Counters
+from kvstore.records.node import Node, Usage, child_key, decode_child, encode_child, node_key
+
+__all__ = [
+    "child_of",
+    "children_of",
+    "count_children",
+    "has_children",
+    "link",
+    "load",
+    "new_node_id",
+    "new_save_id",
+    "now",
+    "store",
+    "touch",
+    "usage_of",
+]
+
+
+def now() -> int:
+    """Microseconds since the epoch, the clock of `usage`."""
+    return time.time_ns() // 1000
+
+
+def load(txn: Reader | Writer, node: int) -> Node:
+    """Load a node. Raises IndexDamaged when it isn't there or does not parse."""
+    raw = txn.get(node_key(node), None, txn.db.nodes)
+    if raw is None:
+        raise IndexDamaged(f"the index refers to node {node}, which is not stored; verify the store")
+    return Node.decode(node, raw)
+
+
+def store(txn: Writer, node: Node) -> None:
+    """Write a node's record."""
+    txn.put(txn.db.nodes, node_key(node.node), node.encode())
+
+
+def child_of(txn: Reader | Writer, parent: int, first: int) -> int | None:
+    """The node whose edge leaves `parent` with this token."""
+    key = child_key(parent, first)
+    raw = txn.get(key, None, txn.db.children)
+    return None if raw is None else decode_child(key, raw)
+
+
+def link(txn: Writer, parent: int, first: int, node: int) -> None:
+    """Make `node` the child of `parent` under this token."""
+    key = child_key(parent, first)
+    txn.put(txn.db.children, key, encode_child(key, node))
+
+
+def children_of(txn: Reader | Writer, parent: int) -> Iterator[int]:
+    """The ids of a node's children, in the order of their first tokens."""
+    prefix = node_key(parent)
+    for key, raw in txn.items(txn.db.children, prefix):
+        if not key.startswith(prefix):
+            return
+        yield decode_child(key, raw)
+
+
+def has_children(txn: Reader | Writer, parent: int) -> bool:
+    """Whether a node has a child."""
+    return next(children_of(txn, parent), None) is not None
+
+
+def count_children(txn: Reader | Writer, parent: int, most: int) -> int:
+    """How many children a node has, counted up to `most`."""
+    return sum(1 for _ in zip(range(most), children_of(txn, parent), strict=False))
+
+
+def usage_of(txn: Reader | Writer, node: int) -> Usage:
+    """When a node was last used; long ago when there is no record."""
+    raw = txn.get(node_key(node), None, txn.db.usage)
+    return Usage(0, 0) if raw is None else Usage.decode(node, raw)
+
+
+def touch(txn: Writer, node: int, last_use: int) -> None:
+    """Note that a node was used; never moves its last use back."""
+    usage = usage_of(txn, node)
+    record = Usage(max(usage.last_use, last_use), usage.count + 1)
+    txn.put(txn.db.usage, node_key(node), record.encode(node))
+
+
+def _counters(txn: Reader | Writer) -> Counters:
+    raw = txn.get(COUNTERS_KEY, None, txn.db.meta)
+    if raw is None:
+        raise IndexDamaged("the store has lost its counters; verify the store")
+    return Counters.decode(raw)
+
+
+def new_node_id(txn: Writer) -> int:
+    """Hand out a node id that was never used before."""
+    counters = _counters(txn)
+    txn.put(txn.db.meta, COUNTERS_KEY, Counters(counters.next_node + 1, counters.next_save).encode())
+    return counters.next_node
+
+
+def new_save_id(txn: Writer) -> int:
+    """Hand out a save id that was never used before."""
+    counters = _counters(txn)
+    txn.put(txn.db.meta, COUNTERS_KEY, Counters(counters.next_node, counters.next_save + 1).encode())
+    return counters.next_save

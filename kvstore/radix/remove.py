@@ -1,0 +1,70 @@
+"""Shrinking the index: removing leaves, from the ends of conversations up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstore import blocks as table
+from kvstore.env import Writer
+from kvstore.errors import IndexDamaged
+from kvstore.radix import nodes
+from kvstore.radix.checkpoints import prune
+from kvstore.records.node import Node, child_key, node_key
+
+__all__ = ["Removed", "remove_leaf", "remove_point"]
+
+
+@dataclass(slots=True)
+class Removed:
+    """What removing took out of the store. `above` is the node that lost a child by it, 0 where that is the root."""
+
+    nodes: int = 0
+    tokens: int = 0
+    pages: int = 0
+    above: int = 0
+
+    def add(self, other: Removed) -> None:
+        """Count another removal in."""
+        self.nodes += other.nodes
+        self.tokens += other.tokens
+        self.pages += other.pages
+
+
+def remove_leaf(txn: Writer, node: Node) -> Removed:
+    """Remove a node without children: its record, its usage, its references, and its parent's pointer to it.
+
+    The parent inherits the last use: what a conversation's end was used for, its beginning was used for.
+    """
+    if nodes.has_children(txn, node.node):
+        raise IndexDamaged(f"node {node.node} has children and cannot be removed")
+    pages = sum(table.drop_reference(txn, block) for block in node.referenced())
+    usage = nodes.usage_of(txn, node.node)
+    txn.delete(txn.db.children, child_key(node.parent, node.first))
+    txn.delete(txn.db.nodes, node_key(node.node))
+    txn.delete(txn.db.usage, node_key(node.node))
+    if node.parent != node.root and usage.last_use > nodes.usage_of(txn, node.parent).last_use:
+        nodes.touch(txn, node.parent, usage.last_use)
+    return Removed(1, node.end - node.start, pages)
+
+
+def remove_point(txn: Writer, leaf: Node, *, has_states: bool, keep: frozenset[int]) -> Removed:
+    """Remove a leaf, and with it what became worthless by that.
+
+    Without states that is the leaf alone. With states, rows behind the last usable checkpoint can't be restored, so the
+    nodes above go too, up to the first that has a complete checkpoint, has other children or is in `keep`.
+    """
+    removed = remove_leaf(txn, leaf)
+    above = leaf.parent
+    while above != leaf.root and above not in keep:
+        count = nodes.count_children(txn, above, 2)
+        if count:
+            if count == 1 and has_states:
+                prune(txn, above)
+            break
+        node = nodes.load(txn, above)
+        if not has_states or any(c.complete for c in node.checkpoints):
+            break
+        removed.add(remove_leaf(txn, node))
+        above = node.parent
+    removed.above = 0 if above == leaf.root else above
+    return removed

@@ -1,0 +1,151 @@
+"""Records of the store as a whole: its identity, its counters, its namespaces."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.errors import FormatVersionError, IndexDamaged
+from kvstore.kernel import crc32c
+from kvstore.records.constants import FORMAT_VERSION, STORE_MAGIC
+from kvstore.records.frame import frame, unframe
+
+__all__ = [
+    "COUNTERS_KEY",
+    "FORMAT_KEY",
+    "STORE_KEY",
+    "Counters",
+    "NamespaceRecord",
+    "StoreRecord",
+    "decode_format",
+    "encode_format",
+]
+
+# keys of `meta`; on disk
+FORMAT_KEY: Final = b"format"
+STORE_KEY: Final = b"store"
+COUNTERS_KEY: Final = b"counters"
+
+# record types; on disk
+_STORE, _COUNTERS, _NAMESPACE = 1, 2, 3
+
+# on disk; the layout of this one record never changes, whatever the version, so that every version can name every other
+_FORMAT_BODY = struct.Struct("<8sI")
+_STORE_BODY = struct.Struct("<16sQQIIQ")
+_COUNTERS_BODY = struct.Struct("<QQ")
+_NAMESPACE_BODY = struct.Struct("<QQ32sI")
+
+
+def encode_format() -> bytes:
+    """Encode the record that says which format this store is of: magic, version, CRC32C of both."""
+    body = _FORMAT_BODY.pack(STORE_MAGIC, FORMAT_VERSION)
+    return body + crc32c(body).to_bytes(4, "little")
+
+
+def decode_format(raw: bytes) -> int:
+    """Read the format's version.
+
+    Raises
+    ------
+    IndexDamaged
+        When the record is not one of a kvstore at all.
+    FormatVersionError
+        When the version is not the one that this code reads.
+    """
+    if len(raw) != _FORMAT_BODY.size + 4 or not raw.startswith(STORE_MAGIC):
+        raise IndexDamaged("the format record is not one of a kvstore")
+    if crc32c(raw[:-4]) != int.from_bytes(raw[-4:], "little"):
+        raise IndexDamaged("the format record fails its checksum")
+    version = int(_FORMAT_BODY.unpack_from(raw)[1])
+    if version != FORMAT_VERSION:
+        what = "upgrade kvstore to read it" if version > FORMAT_VERSION else "make a new store; its sessions are computed again"
+        raise FormatVersionError(f"the store is of format {version}, this code reads format {FORMAT_VERSION}: {what}")
+    return version
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRecord:
+    """Identity of a store. Written when it is created, and by a resize.
+
+    Attributes
+    ----------
+    store_id : bytes
+        16 random bytes.
+    generation : int
+        Counts rewrites of the file (compactions): recorded file offsets hold within one generation.
+    cap : int
+        The most bytes that the store's directory takes on disk.
+    page_bytes : int
+        LMDB's page size in this file.
+    created : int
+        Microseconds since the epoch.
+    """
+
+    store_id: bytes
+    generation: int
+    cap: int
+    page_bytes: int
+    created: int
+
+    def encode(self) -> bytes:
+        """Encode as the value of `meta`'s key `store`."""
+        body = _STORE_BODY.pack(self.store_id, self.generation, self.cap, self.page_bytes, 0, self.created)
+        return frame(_STORE, STORE_KEY, body)
+
+    @classmethod
+    def decode(cls, raw: bytes) -> StoreRecord:
+        """Decode; raises IndexDamaged."""
+        start = unframe(_STORE, STORE_KEY, raw)
+        if len(raw) != start + _STORE_BODY.size:
+            raise IndexDamaged(f"the store record has {len(raw)} bytes, expected {start + _STORE_BODY.size}")
+        store_id, generation, cap, page_bytes, _, created = _STORE_BODY.unpack_from(raw, start)
+        return cls(store_id, generation, cap, page_bytes, created)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Numbers that are handed out once and never again."""
+
+    next_node: int = 1
+    next_save: int = 1
+
+    def encode(self) -> bytes:
+        """Encode as the value of `meta`'s key `counters`."""
+        return frame(_COUNTERS, COUNTERS_KEY, _COUNTERS_BODY.pack(self.next_node, self.next_save))
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Counters:
+        """Decode; raises IndexDamaged."""
+        start = unframe(_COUNTERS, COUNTERS_KEY, raw)
+        if len(raw) != start + _COUNTERS_BODY.size:
+            raise IndexDamaged(f"the counters have {len(raw)} bytes, expected {start + _COUNTERS_BODY.size}")
+        return cls(*_COUNTERS_BODY.unpack_from(raw, start))
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceRecord:
+    """A namespace: its root in the radix index, its layout, the digest of its salt (the salt itself is never stored)."""
+
+    namespace: bytes
+    root: int
+    created: int
+    salt: bytes
+    layout: bytes
+
+    def encode(self) -> bytes:
+        """Encode as the value of `namespaces` under the namespace's id."""
+        body = _NAMESPACE_BODY.pack(self.root, self.created, self.salt, len(self.layout)) + self.layout
+        return frame(_NAMESPACE, self.namespace, body)
+
+    @classmethod
+    def decode(cls, namespace: bytes, raw: bytes) -> NamespaceRecord:
+        """Decode; raises IndexDamaged."""
+        start = unframe(_NAMESPACE, namespace, raw)
+        if len(raw) < start + _NAMESPACE_BODY.size:
+            raise IndexDamaged(f"the record of namespace {namespace.hex()} is too short")
+        root, created, salt, length = _NAMESPACE_BODY.unpack_from(raw, start)
+        layout = raw[start + _NAMESPACE_BODY.size :]
+        if len(layout) != length:
+            raise IndexDamaged(f"the record of namespace {namespace.hex()} holds {len(layout)} bytes of layout, says {length}")
+        return cls(namespace, root, created, salt, layout)

@@ -1,0 +1,121 @@
+"""Publishing: prepared blocks into the store, one transaction at a time, each leaving a valid, longer prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvstore import blocks as table
+from kvstore.blocks import PreparedBlock
+from kvstore.env import Writer
+from kvstore.radix import Grown, Path, checkpoints, grow, nodes, walk
+from kvstore.saving.gather import merge_stored
+from kvstore.scope import NamespaceScope
+
+__all__ = ["Piece", "StatesPiece", "publish_piece", "publish_states"]
+
+
+@dataclass(slots=True)
+class StatesPiece:
+    """Some of the blocks of a checkpoint's packed states.
+
+    Attributes
+    ----------
+    blocks : sequence of PreparedBlock
+        In order.
+    packed_bytes : int
+        Length of all packed states of the checkpoint.
+    last : bool
+        Whether these are the last ones, so that the checkpoint becomes complete.
+    before : int
+        Blocks of the checkpoint that earlier pieces brought.
+    """
+
+    blocks: Sequence[PreparedBlock]
+    packed_bytes: int
+    last: bool
+    before: int = 0
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one transaction publishes: rows up to a position, and maybe states at it."""
+
+    prompt: bytes
+    rows: dict[int, PreparedBlock]
+    states: StatesPiece | None = None
+    save_id: int = field(default=0)
+
+
+def publish_piece(scope: NamespaceScope, piece: Piece) -> Grown:
+    """Publish a piece durably.
+
+    Walks the index anew: what another process has stored meanwhile is skipped, a node that is longer already is success.
+
+    Raises
+    ------
+    BaseLost
+        When what is stored doesn't reach the piece any more.
+    StoreFullError, SpacePinned, WriteLockTimeout
+    """
+    keep: set[int] = set()
+    given = piece.save_id
+
+    def work(txn: Writer) -> Grown:
+        piece.save_id = given  # one handed out by a try that was aborted may be handed out again
+        path = walk(txn, scope.root, piece.prompt)
+        keep.clear()
+        keep.update(node.node for node in path.nodes)
+        bad = scope.store.bad(txn)
+        _merge(scope, txn, piece, path, bad)
+        wanted = list(piece.rows.values()) + list(piece.states.blocks if piece.states else ())
+        scope.store.make_room(txn, table.pages_to_put(txn, wanted, scope.geometry), keep)
+        grown = grow(txn, scope.root, piece.prompt, piece.rows, scope.limit, bad)
+        nodes.touch(txn, grown.leaf, nodes.now())
+        if piece.states is not None:
+            _put_states(scope, txn, piece, piece.states, grown)
+        return grown
+
+    grown = scope.store.transact(work, keep)
+    counters = scope.store.counters
+    counters.written_bytes += grown.written_bytes
+    counters.healed_blocks += grown.healed_blocks
+    return grown
+
+
+def _merge(scope: NamespaceScope, txn: Writer, piece: Piece, path: Path, bad: frozenset[bytes]) -> None:
+    """Let the block in which the stored prefix ends begin with the stored rows, if it doesn't yet."""
+    size = scope.layout.block_tokens
+    base, upto = path.matched, len(piece.prompt) // 4
+    block = piece.rows.get(base // size)
+    if base == upto or block is None or not base % size or block.merged == base % size:
+        return
+    stored = path.partial_block(base, size)
+    if stored not in bad:
+        merged = merge_stored(scope, txn, block, stored, base % size)
+        if merged is not None:
+            piece.rows[base // size] = merged
+
+
+def _put_states(scope: NamespaceScope, txn: Writer, piece: Piece, states: StatesPiece, grown: Grown) -> None:
+    if not piece.save_id:
+        piece.save_id = nodes.new_save_id(txn)
+    for block in states.blocks:
+        written = table.put(txn, block)
+        grown.written_bytes += written
+        grown.new_blocks += written > 0
+    ids = [block.block_id for block in states.blocks]
+    node = checkpoints.add_blocks(txn, scope.root, piece.prompt, piece.save_id, states.packed_bytes, ids)
+    grown.path.add(node)
+    if states.last:
+        checkpoints.complete(txn, scope.root, piece.prompt, piece.save_id, states.before + len(ids))
+
+
+def publish_states(scope: NamespaceScope, prompt: bytes, states: StatesPiece, save_id: int) -> tuple[Grown, int]:
+    """Publish some of a checkpoint's states whose rows are stored; returns the save id to give to the next call.
+
+    Raises as `publish_piece`.
+    """
+    piece = Piece(prompt, {}, states, save_id)
+    grown = publish_piece(scope, piece)
+    return grown, piece.save_id

@@ -1,0 +1,266 @@
+"""Saving a session: walk, gather, publish, with the next piece prepared while one commits."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from kvstore.blocks import PreparedBlock
+from kvstore.errors import ArrayError, BaseLost, IndexDamaged
+from kvstore.ids import TokenArray
+from kvstore.radix import checkpoints, walk
+from kvstore.records.states import pack_states, packed_states_bytes
+from kvstore.saving.check import Comparison, compare_stored
+from kvstore.saving.gather import Array, check_streams, gather_rows, gather_states, release
+from kvstore.saving.publish import Piece, StatesPiece, publish_piece, publish_states
+from kvstore.scope import NamespaceScope
+
+__all__ = ["SaveResult", "Saver", "stored_prefix"]
+
+_log = logging.getLogger("kvstore")
+
+_BASE_LOST_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SaveResult:
+    """What a save did.
+
+    Attributes
+    ----------
+    tokens : int
+        Length of the session: all of it is stored now.
+    stored_tokens : int
+        Leading tokens that were stored already; their bytes were not written again.
+    new_tokens : int
+        Tokens added by this save.
+    new_blocks : int
+        Blocks written, states included.
+    written_bytes : int
+        Bytes of block values written (headers and padding included; index records not).
+    checkpoint : bool
+        Whether states were saved (or found saved) at the session's end.
+    checked_blocks : int
+        With `check=True`: stored blocks that were compared with the given rows.
+    differing_blocks : tuple of int
+        First positions of those that differ. The stored ones stay.
+    seconds : float
+        Wall time.
+    """
+
+    tokens: int
+    stored_tokens: int
+    new_tokens: int
+    new_blocks: int
+    written_bytes: int
+    checkpoint: bool
+    checked_blocks: int
+    differing_blocks: tuple[int, ...]
+    seconds: float
+
+
+def stored_prefix(scope: NamespaceScope, prompt: bytes) -> int:
+    """How many leading tokens have all their rows stored in blocks that nobody refused."""
+    with scope.store.environment.reading() as txn:
+        path = walk(txn, scope.root, prompt)
+        return path.sound(path.matched, scope.layout.block_tokens, scope.store.bad(txn))
+
+
+class Saver:
+    """One save of one session. Use once, on one thread.
+
+    Parameters
+    ----------
+    scope : NamespaceScope
+        Where to.
+    tokens : uint32 array
+        The whole prefix.
+    """
+
+    def __init__(self, scope: NamespaceScope, tokens: TokenArray) -> None:
+        self._scope = scope
+        self._prompt = tokens.astype("<u4").tobytes()
+        self._length = tokens.size
+        self._size = scope.layout.block_tokens
+        limits = None
+        with scope.store.environment.reading() as txn:
+            limits = scope.store.limits(txn)
+        blocks = scope.geometry.full_pages
+        self._piece_tokens = max(limits.piece_pages // blocks, 1) * self._size
+        self._single_pages = limits.single_pages
+        self._piece_pages = limits.piece_pages
+        self._new_blocks = self._written = 0
+
+    def save(
+        self, arrays: Mapping[str, Array], origin: int, states: Mapping[str, Array] | None, *, check: bool
+    ) -> SaveResult:
+        """Save what's new of the rows of [origin, length) and, if given, the states at the end.
+
+        Raises
+        ------
+        ArrayError
+            When arrays or states don't fit the layout, or `origin` is no block boundary inside the session.
+        BaseLost
+            When what is stored ends before `origin`.
+        StoreFullError, SpacePinned, WriteLockTimeout
+            When there is no room, or no lock to be had. What was published before is a valid, shorter prefix.
+        """
+        started = time.perf_counter()
+        scope = self._scope
+        self._check_arguments(arrays, origin, states)
+        comparison = Comparison()
+        stored: int | None = None
+        for attempt in range(_BASE_LOST_TRIES):
+            try:
+                base = stored_prefix(scope, self._prompt)
+                stored = base if stored is None else stored
+                if check and attempt == 0 and base > origin:
+                    comparison = compare_stored(scope, self._prompt, arrays, origin, base)
+                self._publish(arrays, origin, base, states)
+                break
+            except (BaseLost, IndexDamaged) as error:
+                if attempt == _BASE_LOST_TRIES - 1 or (isinstance(error, BaseLost) and self._reach() < origin):
+                    raise
+                _log.debug("a save starts over: %s", error)
+        assert stored is not None
+        counters = scope.store.counters
+        counters.saves += 1
+        counters.saved_tokens += self._length - stored
+        return SaveResult(
+            tokens=self._length,
+            stored_tokens=stored,
+            new_tokens=self._length - stored,
+            new_blocks=self._new_blocks,
+            written_bytes=self._written,
+            checkpoint=states is not None and bool(scope.layout.states),
+            checked_blocks=comparison.checked,
+            differing_blocks=comparison.differing,
+            seconds=time.perf_counter() - started,
+        )
+
+    def _reach(self) -> int:
+        """The block boundary from which a save has to bring rows now."""
+        base = stored_prefix(self._scope, self._prompt)
+        return base - base % self._size
+
+    def _check_arguments(self, arrays: Mapping[str, Array], origin: int, states: Mapping[str, Array] | None) -> None:
+        if isinstance(origin, bool) or not isinstance(origin, int) or not 0 <= origin <= self._length or origin % self._size:
+            raise ArrayError(
+                f"start must be a multiple of block_tokens ({self._size}) from 0 to {self._length}, got {origin!r}"
+            )
+        check_streams(self._scope, arrays, self._length - origin)
+        if states is None:
+            return
+        known = {state.name for state in self._scope.layout.states}
+        if known != set(states):
+            missing, extra = sorted(known - set(states)), sorted(set(states) - known)
+            raise ArrayError(f"a checkpoint needs every state of the layout and nothing else: missing {missing}, unknown {extra}")
+        for state in self._scope.layout.states:
+            state.check_array(states[state.name])
+
+    def _publish(
+        self, arrays: Mapping[str, Array], origin: int, base: int, states: Mapping[str, Array] | None
+    ) -> None:
+        scope, length = self._scope, self._length
+        first = base - base % self._size
+        wants_states = states is not None and bool(scope.layout.states)
+        if wants_states:
+            with scope.store.environment.reading() as txn:
+                wants_states = not checkpoints.has_checkpoint(txn, scope.root, self._prompt)
+        if base == length and not wants_states:
+            self._touch()
+            return
+        if first < origin and base < length:
+            raise BaseLost(f"{base} tokens of the session are stored, the rows given start at {origin}; give them from {first} on")
+        packed = packed_states_bytes(scope.layout, states) if wants_states and states is not None else 0
+        if base < length:
+            row_pages = -(-(length - first) // self._size) * scope.geometry.full_pages
+            state_pages = -(-packed // scope.store.environment.page_bytes)
+            if row_pages + state_pages <= self._single_pages:
+                self._publish_at_once(arrays, origin, first, states if wants_states else None, packed)
+                return
+            self._publish_rows(arrays, origin, first)
+        if wants_states and states is not None:
+            self._publish_states(states, packed)
+
+    def _touch(self) -> None:
+        with self._scope.store.environment.reading() as txn:
+            path = walk(txn, self._scope.root, self._prompt)
+        if path.nodes:
+            self._scope.store.touch(path.nodes[-1].node)
+
+    def _publish_at_once(
+        self, arrays: Mapping[str, Array], origin: int, first: int, states: Mapping[str, Array] | None, packed: int
+    ) -> None:
+        piece = Piece(self._prompt, gather_rows(self._scope, arrays, origin, first, self._length))
+        try:
+            if states is not None:
+                blocks = list(gather_states(self._scope, pack_states(self._scope.layout, states)))
+                piece.states = StatesPiece(blocks, packed, last=True)
+            self._count(piece)
+        finally:
+            self._release(piece)
+
+    def _publish_rows(self, arrays: Mapping[str, Array], origin: int, first: int) -> None:
+        """Publish rows in pieces; the next one is prepared on another thread while one commits."""
+
+        def prepare(start: int) -> Piece:
+            stop = min(start + self._piece_tokens, self._length)
+            return Piece(self._prompt[: 4 * stop], gather_rows(self._scope, arrays, origin, start, stop))
+
+        starts = range(first, self._length, self._piece_tokens)
+        with ThreadPoolExecutor(1, thread_name_prefix="kvstore-gather") as executor:
+            following: Future[Piece] | None = executor.submit(prepare, starts[0])
+            try:
+                for place in range(len(starts)):
+                    assert following is not None
+                    piece = following.result()
+                    following = executor.submit(prepare, starts[place + 1]) if place + 1 < len(starts) else None
+                    try:
+                        self._count(piece)
+                    finally:
+                        self._release(piece)
+            finally:
+                if following is not None and not following.cancel():
+                    self._release(following.result())
+
+    def _publish_states(self, states: Mapping[str, Array], packed: int) -> None:
+        scope = self._scope
+        save_id = before = 0
+        for group, last in _groups(gather_states(scope, pack_states(scope.layout, states)), self._piece_pages, scope):
+            try:
+                grown, save_id = publish_states(scope, self._prompt, StatesPiece(group, packed, last, before), save_id)
+                self._new_blocks += grown.new_blocks
+                self._written += grown.written_bytes
+                before += len(group)
+            finally:
+                release(scope, group)
+
+    def _count(self, piece: Piece) -> None:
+        grown = publish_piece(self._scope, piece)
+        self._new_blocks += grown.new_blocks
+        self._written += grown.written_bytes
+
+    def _release(self, piece: Piece) -> None:
+        release(self._scope, piece.rows.values())
+        if piece.states is not None:
+            release(self._scope, piece.states.blocks)
+
+
+def _groups(
+    blocks: Iterable[PreparedBlock], pages: int, scope: NamespaceScope
+) -> Iterator[tuple[list[PreparedBlock], bool]]:
+    """Collect blocks into groups of about `pages` pages; says of each whether it is the last."""
+    group: list[PreparedBlock] = []
+    held = 0
+    for block in blocks:
+        size = scope.geometry.pages(block.value.nbytes)
+        if group and held + size > pages:
+            yield group, False
+            group, held = [], 0
+        group.append(block)
+        held += size
+    yield group, True

@@ -1,0 +1,204 @@
+"""The store: opening and closing, namespaces, statistics, verification."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from types import TracebackType
+
+from kvstore.check import Problem, Progress, verify_contents
+from kvstore.env import Environment, acquire_environment, release_environment
+from kvstore.errors import StoreClosedError
+from kvstore.layout import Layout
+from kvstore.scope import NamespaceScope, StoreScope
+from kvstore.store.namespace import Namespace
+from kvstore.store.stats import NamespaceInfo, StoreStats, gather_stats, list_namespaces
+
+__all__ = ["Store", "VerifyResult"]
+
+_scopes: weakref.WeakKeyDictionary[Environment, StoreScope] = weakref.WeakKeyDictionary()
+_guard = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """What a verification found.
+
+    Attributes
+    ----------
+    problems : tuple of Problem
+        Empty when everything agrees.
+    blocks, nodes : int
+        How many were checked.
+    deep : bool
+        Whether every byte of every block was read and hashed.
+    seconds : float
+        Wall time.
+    """
+
+    problems: tuple[Problem, ...]
+    blocks: int
+    nodes: int
+    deep: bool
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found."""
+        return not self.problems
+
+
+class Store:
+    """A handle on a store: a directory on a local file system that many processes have open at once. Thread-safe.
+
+    Made by `Store.open`; used as a context manager, or closed with `close`. Opening a store twice in one process gives two
+    handles on the same open file. After a fork the child opens its own.
+    """
+
+    def __init__(self, scope: StoreScope) -> None:
+        self._scope = scope
+        self._closed = False
+        self._close_guard = threading.Lock()
+        self._pid = os.getpid()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        max_bytes: int | None = None,
+        lock_timeout: float = 10.0,
+        any_owner: bool = False,
+    ) -> Store:
+        """Open a store, or create one.
+
+        Parameters
+        ----------
+        path : str or path-like
+            A directory on a local file system; not on a network file system, where LMDB's locks break. It is made with mode
+            0700 if it isn't there.
+        max_bytes : int, optional
+            The cap: the most that the directory ever takes on disk. Needed to create a store; the file grows up to it and
+            never shrinks. For a store that exists, None takes the stored cap, and another value is refused.
+        lock_timeout : float
+            Seconds that opening and every write wait for other processes before they give up with a named error.
+        any_owner : bool
+            Trust files that belong to another user.
+
+        Raises
+        ------
+        StoreMissingError
+            There is no store and no `max_bytes`.
+        NotAStoreError
+            The path is a file, or a directory that holds something else.
+        StoreDamagedError
+            The file is truncated, or its structure is damaged.
+        FormatVersionError
+            The store is of a version that this code does not read.
+        StoreOwnerError
+            The directory isn't writable, or its files belong to another user or are symbolic links.
+        CapError
+            `max_bytes` is too small, or another than the stored one.
+        StoreBusyError
+            Another process holds the store exclusively (verifying or resizing it) for too long.
+        """
+        environment = acquire_environment(path, max_bytes=max_bytes, lock_timeout=lock_timeout, any_owner=any_owner)
+        with _guard:
+            scope = _scopes.get(environment)
+            if scope is None:
+                scope = _scopes[environment] = StoreScope(environment, lock_timeout)
+        return cls(scope)
+
+    def __enter__(self) -> Store:
+        self._check_open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Store {self.path} {'closed' if self._closed else 'open'}>"
+
+    @property
+    def path(self) -> str:
+        """The store's directory."""
+        return self._scope.environment.path
+
+    @property
+    def max_bytes(self) -> int:
+        """The cap."""
+        return self._scope.environment.record.cap
+
+    def close(self) -> None:
+        """Close this handle. Idempotent. Views of leases stay valid: the file is closed with the last of them."""
+        with self._close_guard:
+            if self._closed:
+                return
+            self._closed = True
+        if self._pid == os.getpid() and not self._scope.environment.closed:
+            self._scope.write_pending(timeout=1.0)
+            release_environment(self._scope.environment)
+
+    def _check_open(self) -> StoreScope:
+        self._scope.environment.check_open()
+        if self._closed:
+            raise StoreClosedError(f"this handle of the store at {self.path} is closed; open it again")
+        return self._scope
+
+    def namespace(self, layout: Layout, *, salt: bytes = b"") -> Namespace:
+        """Get the namespace of a layout and a salt; it is created when it's new.
+
+        Parameters
+        ----------
+        layout : Layout
+            What a session consists of.
+        salt : bytes
+            Anything else that changes the state: a tenant, a LoRA, a control vector. Only its digest is stored.
+
+        Raises
+        ------
+        CapError
+            When the cap leaves no room to work with blocks of this layout.
+        WriteLockTimeout
+            When it is new and the write lock isn't to be had.
+        """
+        scope = self._check_open()
+        if not isinstance(salt, bytes | bytearray | memoryview):
+            raise TypeError(f"salt must be bytes, got {type(salt).__name__}; encode it")
+        return Namespace(NamespaceScope.open(scope, layout, bytes(salt)))
+
+    def namespaces(self) -> list[NamespaceInfo]:
+        """Describe every namespace in the store. Reads the whole index once."""
+        return list_namespaces(self._check_open())
+
+    def stats(self) -> StoreStats:
+        """Count what the store holds."""
+        return gather_stats(self._check_open())
+
+    def verify(self, *, deep: bool = False, progress: Progress | None = None) -> VerifyResult:
+        """Check that all records agree; with `deep`, that every block's bytes hash to its id. Others may work meanwhile.
+
+        Blocks that fail are refused from then on, and marked in the store.
+
+        Parameters
+        ----------
+        deep : bool
+            Read and hash every byte.
+        progress : callable, optional
+            Called with (what, done, total).
+        """
+        scope = self._check_open()
+        started = time.perf_counter()
+        environment = scope.environment
+        with environment.reading() as txn:
+            problems = verify_contents(environment, txn, deep=deep, progress=progress)
+            blocks, nodes = txn.entries(txn.db.refs), txn.entries(txn.db.nodes)
+        for problem in problems:
+            if problem.block_id:
+                scope.refuse(problem.block_id)
+        if scope.damaged:
+            scope.write_pending(timeout=scope.lock_timeout)
+        return VerifyResult(tuple(problems), blocks, nodes, deep, time.perf_counter() - started)
