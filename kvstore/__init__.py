@@ -1,10 +1,10 @@
 """kvstore: a memory-mapped, content-addressed block store on local NVMe for the attention state of LLM sessions.
 
-    store = Store.open(path, max_bytes=100 << 30)
-    tier = SessionTier(store, engine, salt=b"")
-    reused = tier.promote(tokens)      # at most len(tokens) - 1; 0 is a clean start
-    ...                                # the engine computes tokens[reused:]
-    tier.cascade(tokens)               # at the turn's boundary, then when the answer is done
+store = Store.open(path, max_bytes=100 << 30)
+tier = SessionTier(store, engine, salt=b"")
+reused = tier.promote(tokens)      # at most len(tokens) - 1; 0 is a clean start
+...                                # the engine computes tokens[reused:]
+tier.cascade(tokens)               # at the turn's boundary, then when the answer is done
 """
 
 import logging
@@ -16,9 +16,13 @@ from kvstore.layout import DTYPES, Layout, State, StateHash, Stream, state_hash
 from kvstore.leases import Lease, LeasedBlock, Match
 from kvstore.saving import SaveResult
 from kvstore.store import EvictResult, Namespace, NamespaceInfo, Store, StoreStats, VerifyResult
+from kvstore.tier import Captured, CascadeResult, Engine, Restored, SessionTier, TierStats, WriteBehind
 
 __all__ = [
     "DTYPES",
+    "Captured",
+    "CascadeResult",
+    "Engine",
     "EvictResult",
     "KVStoreError",
     "Layout",
@@ -27,13 +31,17 @@ __all__ = [
     "Match",
     "Namespace",
     "NamespaceInfo",
+    "Restored",
     "SaveResult",
+    "SessionTier",
     "State",
     "StateHash",
     "Store",
     "StoreStats",
     "Stream",
+    "TierStats",
     "VerifyResult",
+    "WriteBehind",
     "as_tokens",
     "errors",
     "image_tokens",

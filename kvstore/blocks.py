@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from kvstore.env import Environment, Reader, Writer
 from kvstore.errors import BlockDamaged, IndexDamaged
-from kvstore.records.constants import PAGE_HEADER
 from kvstore.records.block import BadRecord, BlockHeader, Geometry, Ref, header_bytes
+from kvstore.records.constants import PAGE_HEADER
 
 __all__ = [
     "PreparedBlock",

@@ -56,9 +56,7 @@ class _Findings:
         self.problems.append(Problem(where, str(what), block_id))
 
 
-def verify_contents(
-    environment: Environment, txn: Reader, *, deep: bool, progress: Progress | None = None
-) -> list[Problem]:
+def verify_contents(environment: Environment, txn: Reader, *, deep: bool, progress: Progress | None = None) -> list[Problem]:
     """Check every record of the index against every other, and the blocks' headers; with `deep` every byte of every block.
 
     Reads in one read transaction, so it may run while others save; it pins what is freed meanwhile.

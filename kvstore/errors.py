@@ -10,6 +10,7 @@ __all__ = [
     "BaseLost",
     "BlockDamaged",
     "CapError",
+    "EngineError",
     "ForkedStoreError",
     "FormatVersionError",
     "IndexDamaged",
@@ -99,19 +100,19 @@ class StoreFullError(KVStoreError, OSError):
     """There is no room for a save, and evicting cannot make any."""
 
 
-class SpacePinned(StoreFullError):  # noqa: N818 (a state of the store, named as in the design)
+class SpacePinned(StoreFullError):
     """Freed pages are pinned by a reader that is still open, so evicting would gain nothing."""
 
 
-class WriteLockTimeout(KVStoreError, TimeoutError):  # noqa: N818 (the builtin it stands beside has the same form)
+class WriteLockTimeout(KVStoreError, TimeoutError):
     """Another writer held the store's write lock for longer than the time limit."""
 
 
-class BaseLost(KVStoreError, LookupError):  # noqa: N818 (a counted miss of a save, named as in the design)
+class BaseLost(KVStoreError, LookupError):
     """The stored prefix that a save builds on was evicted, and the arrays given do not reach back to what is left."""
 
 
-class BlockDamaged(KVStoreError, OSError):  # noqa: N818 (says what was found, as in the glossary)
+class BlockDamaged(KVStoreError, OSError):
     """A block's header or payload does not pass its checks; the block is refused from now on.
 
     Attributes
@@ -128,5 +129,9 @@ class BlockDamaged(KVStoreError, OSError):  # noqa: N818 (says what was found, a
         self.position = position
 
 
-class IndexDamaged(KVStoreError, OSError):  # noqa: N818 (says what was found)
+class EngineError(KVStoreError, RuntimeError):
+    """An engine broke its contract: it took a restored prefix without taking all of its streams and states."""
+
+
+class IndexDamaged(KVStoreError, OSError):
     """A record of the index does not parse, fails its checksum, or is not the record that was asked for."""

@@ -22,6 +22,7 @@ __all__ = [
     "as_tokens",
     "block_domain",
     "block_id",
+    "common_tokens",
     "fingerprint",
     "image_tokens",
     "namespace_id",
@@ -73,6 +74,13 @@ def as_tokens(tokens: Tokens) -> TokenArray:
     if low < 0 or high >= 1 << 32:
         raise TokensError(f"tokens must be in [0, 2**32), got values from {low} to {high}")
     return np.ascontiguousarray(array, dtype=np.uint32)
+
+
+def common_tokens(a: bytes, b: bytes) -> int:
+    """How many leading tokens two runs of tokens (uint32 little-endian) share."""
+    n = min(len(a), len(b)) // 4
+    differing = np.flatnonzero(np.frombuffer(a, "<u4", n) != np.frombuffer(b, "<u4", n))
+    return int(differing[0]) if differing.size else n
 
 
 def image_tokens(digest: bytes, count: int) -> TokenArray:

@@ -59,7 +59,13 @@ class Environment:
     """
 
     def __init__(
-        self, path: str, environment: lmdb.Environment, db: Databases, record: StoreRecord, open_lock: FileLock, write_lock: FileLock
+        self,
+        path: str,
+        environment: lmdb.Environment,
+        db: Databases,
+        record: StoreRecord,
+        open_lock: FileLock,
+        write_lock: FileLock,
     ) -> None:
         self.path = path
         self.record = record
@@ -74,7 +80,7 @@ class Environment:
         self._pid = os.getpid()
         self._closed = False
         self._forked = False
-        self._data_fd = os.open(os.path.join(path, DATA_FILE), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)  # noqa: PTH118
+        self._data_fd = os.open(os.path.join(path, DATA_FILE), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         there = os.fstat(self._data_fd)
         self.file_identity = (there.st_dev, there.st_ino)
         self._lock_inode = self._stat_lmdb_lock()
@@ -217,7 +223,7 @@ class Environment:
 
     def _stat_lmdb_lock(self) -> tuple[int, int]:
         # Looked at, never opened: closing any descriptor of lock.mdb drops the locks that LMDB holds in this process.
-        there = os.stat(os.path.join(self.path, LMDB_LOCK_FILE), follow_symlinks=False)  # noqa: PTH118
+        there = os.stat(os.path.join(self.path, LMDB_LOCK_FILE), follow_symlinks=False)
         return there.st_dev, there.st_ino
 
     def _check_lock_files(self) -> None:

@@ -122,7 +122,8 @@ def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool) 
                 raise StoreOwnerError(f"{at / name} is not a regular file (a symbolic link?); a store does not follow it")
             if not any_owner and there.st_uid != os.geteuid():
                 raise StoreOwnerError(
-                    f"{at / name} belongs to user {there.st_uid}, this process runs as {os.geteuid()}; pass any_owner=True to trust it"
+                    f"{at / name} belongs to user {there.st_uid}, this process runs as {os.geteuid()}; "
+                    "pass any_owner=True to trust it"
                 )
     if not (at / DATA_FILE).exists():
         foreign = sorted(entry.name for entry in at.iterdir() if entry.name not in _OURS)

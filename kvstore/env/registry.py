@@ -27,7 +27,7 @@ _guard = threading.RLock()  # re-entrant: the last view of a lease may die in a 
 
 def _identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
     try:
-        there = os.stat(os.path.join(os.path.realpath(os.fspath(path)), DATA_FILE))  # noqa: PTH118
+        there = os.stat(os.path.join(os.path.realpath(os.fspath(path)), DATA_FILE))
     except OSError:
         return None
     return there.st_dev, there.st_ino

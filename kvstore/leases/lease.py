@@ -259,9 +259,9 @@ class Lease:
         if wrong.size:
             for index in wrong[1:]:
                 self._scope.store.refuse(blocks[int(index)].block_id)
-            first = int(wrong[0])
-            name = list(self._streams)[int(failed[first])]
-            raise self._damaged(blocks[first], f"the checksum of stream {name!r} is wrong")
+            worst = int(wrong[0])
+            name = list(self._streams)[int(failed[worst])]
+            raise self._damaged(blocks[worst], f"the checksum of stream {name!r} is wrong")
 
     def _damaged(self, block: _Held, why: str) -> BlockDamaged:
         self._scope.store.refuse(block.block_id)

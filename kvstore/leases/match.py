@@ -70,9 +70,7 @@ def find_prefix(scope: NamespaceScope, txn: Reader, prompt: bytes, limit: int) -
     length = path.sound(min(path.matched, limit), scope.layout.block_tokens, bad)
     if not scope.layout.states:
         return Found(length, path, None)
-    usable = [
-        c for _, c in path.checkpoints() if c.position <= length and (not bad or bad.isdisjoint(split_ids(c.blocks)))
-    ]
+    usable = [c for _, c in path.checkpoints() if c.position <= length and (not bad or bad.isdisjoint(split_ids(c.blocks)))]
     if not usable:
         return Found(0, path, None)
     return Found(usable[-1].position, path, usable[-1])

@@ -117,9 +117,7 @@ def grow(
     return grown
 
 
-def _append(
-    txn: Writer, path: Path, prompt: bytes, prepared: Mapping[int, PreparedBlock], limit: NodeLimit, grown: Grown
-) -> None:
+def _append(txn: Writer, path: Path, prompt: bytes, prepared: Mapping[int, PreparedBlock], limit: NodeLimit, grown: Grown) -> None:
     upto, at = len(prompt) // 4, path.matched
     parent = path.root
     if path.nodes:
@@ -208,9 +206,7 @@ def split(txn: Writer, node: Node, at: int, size: int) -> Node:
     return upper
 
 
-def _heal(
-    txn: Writer, path: Path, prepared: Mapping[int, PreparedBlock], size: int, bad: frozenset[bytes], grown: Grown
-) -> None:
+def _heal(txn: Writer, path: Path, prepared: Mapping[int, PreparedBlock], size: int, bad: frozenset[bytes], grown: Grown) -> None:
     """Let prepared blocks take the places of bad ones on the path: under the same id anew, under another one instead."""
     for place, node in enumerate(path.nodes):
         first = node.start // size
@@ -229,7 +225,7 @@ def _heal(
 
 
 def _swap(txn: Writer, old: bytes, block: PreparedBlock, grown: Grown) -> bytes:
-    _, before = table.put(txn, block), grown.healed_blocks
+    grown.written_bytes += table.put(txn, block)
     table.drop_reference(txn, old)
-    grown.healed_blocks = before + 1
+    grown.healed_blocks += 1
     return block.block_id

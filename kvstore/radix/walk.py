@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from kvstore.env import Reader, Writer
 from kvstore.errors import IndexDamaged
-from kvstore.ids import ID_BYTES
+from kvstore.ids import ID_BYTES, common_tokens
 from kvstore.radix.nodes import child_of, load
 from kvstore.records.node import Checkpoint, Node
 
@@ -122,14 +120,7 @@ def _follow(txn: Reader | Writer, path: Path, prompt: bytes) -> None:
         path.nodes.append(node)
         edge = prompt[4 * at : 4 * node.end]
         if edge != node.tokens:
-            path.matched = at + _common(edge, node.tokens)
+            path.matched = at + common_tokens(edge, node.tokens)
             return
         path.matched = node.end
         parent = child
-
-
-def _common(a: bytes, b: bytes) -> int:
-    """How many leading tokens two runs of tokens share."""
-    n = min(len(a), len(b)) // 4
-    differing = np.flatnonzero(np.frombuffer(a, "<u4", n) != np.frombuffer(b, "<u4", n))
-    return int(differing[0]) if differing.size else n

@@ -199,4 +199,3 @@ class BadRecord:
     def encode(self, block_id: bytes) -> bytes:
         """Encode as the value of `bad` under the block's id."""
         return frame(_BAD, block_id, _BAD_BODY.pack(self.noticed))
-

@@ -1,7 +1,7 @@
 """A checkpoint's states, packed together: a directory of their actual shapes, then their bytes.
 
-    directory  for each state of the layout, in order: one u32 for each axis (the extent in the numpy view)
-    arrays     each state's bytes in C order, each starting at a multiple of 64 bytes, zeros between
+directory  for each state of the layout, in order: one u32 for each axis (the extent in the numpy view)
+arrays     each state's bytes in C order, each starting at a multiple of 64 bytes, zeros between
 """
 
 from __future__ import annotations

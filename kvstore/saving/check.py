@@ -31,9 +31,7 @@ class Comparison:
     differing: tuple[int, ...] = ()
 
 
-def compare_stored(
-    scope: NamespaceScope, prompt: bytes, arrays: Mapping[str, Array], origin: int, base: int
-) -> Comparison:
+def compare_stored(scope: NamespaceScope, prompt: bytes, arrays: Mapping[str, Array], origin: int, base: int) -> Comparison:
     """Compare the rows of [origin, base), which are stored, with the arrays'. A few blocks are in memory at a time."""
     size = scope.layout.block_tokens
     checked = 0

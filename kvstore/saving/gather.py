@@ -18,7 +18,7 @@ from kvstore.records.block import BlockHeader, header_bytes
 from kvstore.records.constants import KIND_ROWS, KIND_STATES
 from kvstore.scope import NamespaceScope
 
-__all__ = ["Array", "check_streams", "gather_rows", "gather_states", "merge_stored", "release"]
+__all__ = ["Array", "check_states", "check_streams", "gather_rows", "gather_states", "merge_stored", "release"]
 
 Array = npt.NDArray[Any]
 
@@ -33,9 +33,17 @@ def check_streams(scope: NamespaceScope, arrays: Mapping[str, Array], tokens: in
         stream.check_array(arrays[stream.name], tokens)
 
 
-def gather_rows(
-    scope: NamespaceScope, arrays: Mapping[str, Array], origin: int, first: int, stop: int
-) -> dict[int, PreparedBlock]:
+def check_states(scope: NamespaceScope, states: Mapping[str, Array]) -> None:
+    """Refuse arrays that are not exactly the layout's states. Raises ArrayError."""
+    known = {state.name for state in scope.layout.states}
+    if known != set(states):
+        missing, extra = sorted(known - set(states)), sorted(set(states) - known)
+        raise ArrayError(f"a checkpoint needs every state of the layout and nothing else: missing {missing}, unknown {extra}")
+    for state in scope.layout.states:
+        state.check_array(states[state.name])
+
+
+def gather_rows(scope: NamespaceScope, arrays: Mapping[str, Array], origin: int, first: int, stop: int) -> dict[int, PreparedBlock]:
     """Copy the rows of [first, stop) into blocks. They don't depend on the arrays afterwards.
 
     Parameters
@@ -54,10 +62,7 @@ def gather_rows(
     padded = header_bytes(len(rows))
     values = [_value(scope, padded, layout.payload_bytes(int(n))) for n in tokens]
     payloads = np.array([v.__array_interface__["data"][0] + padded for v in values], dtype=np.uint64)
-    if rows:
-        sums = gather(rows, payloads, starts - origin, tokens)
-    else:
-        sums = np.zeros((len(values), 0), np.uint32)
+    sums = gather(rows, payloads, starts - origin, tokens) if rows else np.zeros((len(values), 0), np.uint32)
     prepared: dict[int, PreparedBlock] = {}
     for start, count, value, row_sums in zip(starts, tokens, values, sums, strict=True):
         payload = layout.payload_bytes(int(count))

@@ -14,11 +14,11 @@ from kvstore.ids import TokenArray
 from kvstore.radix import checkpoints, walk
 from kvstore.records.states import pack_states, packed_states_bytes
 from kvstore.saving.check import Comparison, compare_stored
-from kvstore.saving.gather import Array, check_streams, gather_rows, gather_states, release
+from kvstore.saving.gather import Array, check_states, check_streams, gather_rows, gather_states, release
 from kvstore.saving.publish import Piece, StatesPiece, publish_piece, publish_states
 from kvstore.scope import NamespaceScope
 
-__all__ = ["SaveResult", "Saver", "stored_prefix"]
+__all__ = ["SaveResult", "Saver", "group_blocks", "stored_prefix"]
 
 _log = logging.getLogger("kvstore")
 
@@ -94,9 +94,7 @@ class Saver:
         self._piece_pages = limits.piece_pages
         self._new_blocks = self._written = 0
 
-    def save(
-        self, arrays: Mapping[str, Array], origin: int, states: Mapping[str, Array] | None, *, check: bool
-    ) -> SaveResult:
+    def save(self, arrays: Mapping[str, Array], origin: int, states: Mapping[str, Array] | None, *, check: bool) -> SaveResult:
         """Save what's new of the rows of [origin, length) and, if given, the states at the end.
 
         Raises
@@ -148,22 +146,12 @@ class Saver:
 
     def _check_arguments(self, arrays: Mapping[str, Array], origin: int, states: Mapping[str, Array] | None) -> None:
         if isinstance(origin, bool) or not isinstance(origin, int) or not 0 <= origin <= self._length or origin % self._size:
-            raise ArrayError(
-                f"start must be a multiple of block_tokens ({self._size}) from 0 to {self._length}, got {origin!r}"
-            )
+            raise ArrayError(f"start must be a multiple of block_tokens ({self._size}) from 0 to {self._length}, got {origin!r}")
         check_streams(self._scope, arrays, self._length - origin)
-        if states is None:
-            return
-        known = {state.name for state in self._scope.layout.states}
-        if known != set(states):
-            missing, extra = sorted(known - set(states)), sorted(set(states) - known)
-            raise ArrayError(f"a checkpoint needs every state of the layout and nothing else: missing {missing}, unknown {extra}")
-        for state in self._scope.layout.states:
-            state.check_array(states[state.name])
+        if states is not None:
+            check_states(self._scope, states)
 
-    def _publish(
-        self, arrays: Mapping[str, Array], origin: int, base: int, states: Mapping[str, Array] | None
-    ) -> None:
+    def _publish(self, arrays: Mapping[str, Array], origin: int, base: int, states: Mapping[str, Array] | None) -> None:
         scope, length = self._scope, self._length
         first = base - base % self._size
         wants_states = states is not None and bool(scope.layout.states)
@@ -230,7 +218,7 @@ class Saver:
     def _publish_states(self, states: Mapping[str, Array], packed: int) -> None:
         scope = self._scope
         save_id = before = 0
-        for group, last in _groups(gather_states(scope, pack_states(scope.layout, states)), self._piece_pages, scope):
+        for group, last in group_blocks(gather_states(scope, pack_states(scope.layout, states)), self._piece_pages, scope):
             try:
                 grown, save_id = publish_states(scope, self._prompt, StatesPiece(group, packed, last, before), save_id)
                 self._new_blocks += grown.new_blocks
@@ -250,9 +238,7 @@ class Saver:
             release(self._scope, piece.states.blocks)
 
 
-def _groups(
-    blocks: Iterable[PreparedBlock], pages: int, scope: NamespaceScope
-) -> Iterator[tuple[list[PreparedBlock], bool]]:
+def group_blocks(blocks: Iterable[PreparedBlock], pages: int, scope: NamespaceScope) -> Iterator[tuple[list[PreparedBlock], bool]]:
     """Collect blocks into groups of about `pages` pages; says of each whether it is the last."""
     group: list[PreparedBlock] = []
     held = 0

@@ -149,6 +149,11 @@ class Namespace:
         counters.evicted_tokens += removed.tokens
         return EvictResult(removed.nodes, removed.tokens, removed.pages * scope.store.environment.page_bytes)
 
+    @property
+    def scope(self) -> NamespaceScope:
+        """What the layers above work with. Not part of the public interface."""
+        return self._scope
+
     def _checked(self) -> NamespaceScope:
         self._scope.store.environment.check_open()
         return self._scope

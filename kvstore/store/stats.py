@@ -147,4 +147,3 @@ def _describe(txn: Reader, record: NamespaceRecord, held: list[Node]) -> Namespa
         checkpoints=sum(c.complete for node in held for c in node.checkpoints),
         last_use=max((nodes.usage_of(txn, node.node).last_use for node in held), default=0),
     )
-

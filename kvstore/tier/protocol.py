@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
 import numpy.typing as npt
 
 from kvstore.ids import TokenArray

@@ -1,0 +1,192 @@
+"""Writing behind: one thread that publishes what cascades have copied, bounded in bytes."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kvstore.errors import KVStoreError
+from kvstore.ids import common_tokens
+from kvstore.saving import Piece, publish_piece, release
+from kvstore.scope import NamespaceScope
+from kvstore.tier.stats import TierCounters
+
+__all__ = ["Session", "WriteBehind"]
+
+_log = logging.getLogger("kvstore")
+
+DEFAULT_BYTES = 64 << 20
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One cascade under way: what its pieces share. When a piece fails, the ones behind it are dropped."""
+
+    scope: NamespaceScope
+    prompt: bytes
+    counters: TierCounters
+    save_id: int = 0
+    failed: str = ""
+    left: int = 0
+    finished: bool = False
+    new_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    session: Session
+    piece: Piece
+    size: int = field(default=0)
+
+    def release(self) -> None:
+        release(self.session.scope, self.piece.rows.values())
+        if self.piece.states is not None:
+            release(self.session.scope, self.piece.states.blocks)
+
+
+class WriteBehind:
+    """Publishes pieces on a thread of its own, in order. Several tiers of one process may share one. Thread-safe.
+
+    Parameters
+    ----------
+    max_bytes : int
+        How many bytes of copied blocks may wait at once. What exceeds it streams through: the cascade blocks until there is
+        room (a piece larger than the bound passes alone).
+    when_full : {"block", "drop"}
+        With "drop" a cascade that finds no room gives up instead, which is counted as a miss. A crash loses what waits.
+    """
+
+    def __init__(self, *, max_bytes: int = DEFAULT_BYTES, when_full: Literal["block", "drop"] = "block") -> None:
+        if max_bytes < 1 or when_full not in ("block", "drop"):
+            raise ValueError(f"max_bytes must be positive and when_full 'block' or 'drop', got {max_bytes}, {when_full!r}")
+        self.max_bytes = max_bytes
+        self.when_full = when_full
+        self._jobs: deque[_Job] = deque()
+        self._sessions: list[Session] = []
+        self._bytes = 0
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._pid = os.getpid()
+        _live.add(self)
+
+    def begin(self, session: Session) -> None:
+        """Announce a cascade, so that others can see what is under way."""
+        with self._changed:
+            self._sessions.append(session)
+
+    def put(self, session: Session, piece: Piece, size: int) -> bool:
+        """Queue a piece of `size` bytes; it owns its blocks' buffers from here on. False when the session has failed."""
+        job = _Job(session, piece, size)
+        with self._changed:
+            if self._closed or self._pid != os.getpid():
+                session.failed = session.failed or "the tier is closed"
+            while not session.failed and self._bytes and self._bytes + size > self.max_bytes:
+                if self.when_full == "drop":
+                    session.failed = f"{self._bytes} bytes wait to be written, the bound is {self.max_bytes}"
+                    break
+                self._changed.wait()
+            if session.failed:
+                job.release()
+                return False
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="kvstore-write-behind", daemon=True)
+                self._thread.start()
+            self._jobs.append(job)
+            self._bytes += size
+            session.left += 1
+            self._changed.notify_all()
+        return True
+
+    def finish(self, session: Session) -> None:
+        """Announce that a cascade has queued all its pieces."""
+        with self._changed:
+            session.finished = True
+            self._settle(session)
+
+    def under_way(self, prompt: bytes) -> int:
+        """How many leading tokens of a prompt are on their way into the store."""
+        with self._changed:
+            longest = 0
+            for session in self._sessions:
+                longest = max(longest, common_tokens(session.prompt, prompt))
+            return longest
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until everything queued is published (or has failed); False when `timeout` seconds pass first."""
+        if self._pid != os.getpid():
+            return True
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._jobs and not self._bytes, timeout)
+
+    def close(self) -> None:
+        """Flush and end the thread. Idempotent."""
+        self.flush()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread() and self._pid == os.getpid():
+            thread.join()
+        _live.discard(self)
+
+    def _settle(self, session: Session) -> None:
+        """Count a cascade once nothing of it is left. The condition is held."""
+        if session.finished and not session.left and session in self._sessions:
+            self._sessions.remove(session)
+            session.counters.settle(session.failed, session.new_tokens)
+            if session.failed:
+                _log.warning("a cascade of %d tokens was not saved whole: %s", len(session.prompt) // 4, session.failed)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._jobs) or self._closed)
+                if not self._jobs:
+                    return
+                job = self._jobs.popleft()
+            try:
+                if not job.session.failed:
+                    self._publish(job)
+            finally:
+                job.release()
+                with self._changed:
+                    self._bytes -= job.size
+                    job.session.left -= 1
+                    self._settle(job.session)
+                    self._changed.notify_all()
+
+    def _publish(self, job: _Job) -> None:
+        session = job.session
+        started = time.perf_counter()
+        try:
+            job.piece.save_id = session.save_id
+            grown = publish_piece(session.scope, job.piece)
+        except (KVStoreError, OSError, MemoryError) as error:
+            session.failed = f"{type(error).__name__}: {error}"
+        except Exception as error:  # a bug of ours must not end the thread that others wait for
+            session.failed = f"{type(error).__name__}: {error}"
+            _log.exception("publishing failed in a way that was not foreseen")
+        else:
+            session.save_id = job.piece.save_id
+            session.new_tokens += grown.new_tokens
+            session.counters.wrote(grown.written_bytes)
+        session.counters.spent(time.perf_counter() - started)
+
+
+_live: weakref.WeakSet[WriteBehind] = weakref.WeakSet()
+
+
+def _flush_all() -> None:
+    for behind in list(_live):
+        behind.flush()
+
+
+atexit.register(_flush_all)

@@ -1,0 +1,247 @@
+"""A session's tier: promote when a request starts, cascade when it is done."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+
+from kvstore.errors import (
+    ArrayError,
+    BlockDamaged,
+    EngineError,
+    ForkedStoreError,
+    KVStoreError,
+    LayoutError,
+    StoreClosedError,
+)
+from kvstore.ids import TokenArray, Tokens, as_tokens
+from kvstore.layout import Layout
+from kvstore.leases import Lease, open_lease
+from kvstore.store import Namespace, Store
+from kvstore.tier.behind import WriteBehind
+from kvstore.tier.capture import Capturer
+from kvstore.tier.protocol import Array, Engine
+from kvstore.tier.stats import TierCounters, TierStats
+
+__all__ = ["CascadeResult", "SessionTier"]
+
+_log = logging.getLogger("kvstore")
+
+# what the caller did wrong, as opposed to what the environment did: it raises even from promote and cascade
+_MISUSE = (ArrayError, LayoutError, EngineError, StoreClosedError, ForkedStoreError)
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeResult:
+    """What a cascade has taken from the engine. The writing goes on behind it.
+
+    Attributes
+    ----------
+    tokens : int
+        Length of the session.
+    stored_tokens : int
+        Leading tokens that were stored already.
+    captured_tokens : int
+        Tokens whose rows were copied and queued.
+    missed : str
+        Why nothing or not everything was queued, or empty.
+    """
+
+    tokens: int
+    stored_tokens: int
+    captured_tokens: int
+    missed: str
+
+
+class _Handed:
+    """What an engine's `apply` is given: a lease behind the `Restored` protocol, noting what was taken."""
+
+    def __init__(self, lease: Lease, layout: Layout) -> None:
+        self._lease = lease
+        self._left = {stream.name for stream in layout.streams}
+        self._states_left = bool(layout.states)
+        self.length = lease.length
+        self.tokens: TokenArray = lease.tokens
+
+    def copy_into(self, arrays: Mapping[str, Array]) -> None:
+        self._lease.copy_into(arrays)
+        self._left -= set(arrays)
+
+    def states(self) -> dict[str, Array]:
+        self._states_left = False
+        return self._lease.states()
+
+    def check_taken(self) -> None:
+        if self._left or self._states_left:
+            what = sorted(self._left) + (["states"] if self._states_left else [])
+            raise EngineError(
+                f"the engine took a restored prefix without {what}: it would go on with a mixture. "
+                "`apply` must copy every stream and take the states, if the layout has any"
+            )
+
+
+class SessionTier:
+    """One engine (one sequence) over a store. Its methods are called one at a time; many tiers share a store.
+
+    Parameters
+    ----------
+    store : Store
+        Stays the caller's; close the tier first.
+    engine : Engine
+        The sequence. Its `layout()` is asked for once, here.
+    salt : bytes
+        Anything beside the layout that changes the state: a tenant, a LoRA, a control vector.
+    check : bool
+        At each cascade, compare what is stored already with what the engine holds and count the blocks that differ. Costs a
+        pass over the whole session.
+    write_behind : WriteBehind, optional
+        Where cascades queue what they have copied. Several tiers may share one; by default the tier has its own.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        *,
+        salt: bytes = b"",
+        check: bool = False,
+        write_behind: WriteBehind | None = None,
+    ) -> None:
+        self._engine = engine
+        self._namespace: Namespace = store.namespace(engine.layout(), salt=salt)
+        self._counters = TierCounters()
+        self._owns = write_behind is None
+        self._behind = write_behind if write_behind is not None else WriteBehind()
+        self._capturer = Capturer(self._namespace.scope, engine, self._behind, self._counters, check=check)
+        self._closed = False
+
+    def __enter__(self) -> SessionTier:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def namespace(self) -> Namespace:
+        """Where the tier's sessions are stored."""
+        return self._namespace
+
+    @property
+    def stats(self) -> TierStats:
+        """What the tier has done so far."""
+        return self._counters.stats
+
+    def promote(self, tokens: Tokens) -> int:
+        """Restore the longest stored prefix of a prompt into the engine, or start clean. Never in between.
+
+        Returns
+        -------
+        int
+            How many tokens the engine stands at: at most len(tokens) - 1, so that something is left to compute. After 0 the
+            engine has been reset. Every byte that was applied has been checked.
+
+        Raises
+        ------
+        TokensError, ArrayError, EngineError, StoreClosedError
+            Misuse: by the caller, or by the engine; the engine has been reset. Faults of the environment don't raise: they
+            are logged and counted, and the engine starts clean.
+        """
+        self._check_open()
+        prompt = as_tokens(tokens)
+        started = time.perf_counter()
+        try:
+            reused = self._restore(prompt)
+        except _MISUSE:
+            self._engine.reset()
+            raise
+        except (KVStoreError, OSError, MemoryError) as error:
+            _log.warning("a promote of %d tokens starts clean: %s: %s", prompt.size, type(error).__name__, error)
+            self._counters.add(faults=1)
+            reused = 0
+        if not reused:
+            self._engine.reset()
+        seconds = time.perf_counter() - started if reused else 0.0
+        self._counters.add(
+            promotes=1,
+            promoted=int(reused > 0),
+            promote_misses=int(not reused),
+            reused_tokens=reused,
+            fresh_tokens=prompt.size - reused,
+            restore_seconds=seconds,
+        )
+        return reused
+
+    def _restore(self, prompt: TokenArray) -> int:
+        scope = self._namespace.scope
+        if self._behind.under_way(prompt.astype("<u4").tobytes()):
+            self._behind.flush()  # waiting for the rows costs less than computing them
+        while True:
+            with open_lease(scope, prompt, prompt.size - 1) as lease:
+                if not lease:
+                    return 0
+                handed = _Handed(lease, self._namespace.layout)
+                try:
+                    self._engine.apply(handed)
+                    handed.check_taken()
+                    return lease.length
+                except BlockDamaged as error:
+                    _log.warning("a promote refuses damaged bytes and falls back: %s", error)
+                    self._counters.add(fallbacks=1)
+                    self._engine.reset()  # before the next try: never apply on top of a mixture
+                except (KVStoreError, OSError, MemoryError):
+                    raise
+                except Exception as error:
+                    _log.warning("the engine failed to take a prefix of %d tokens: %r", lease.length, error)
+                    self._counters.add(faults=1)
+                    return 0
+
+    def cascade(self, tokens: Tokens) -> CascadeResult:
+        """Save what is new of a session, without waiting for the disk.
+
+        Copies from the engine what it needs before it returns; the writing is done behind, in order, and bounded in bytes.
+
+        Parameters
+        ----------
+        tokens : sequence of int, or integer array
+            Every position that the engine has computed, in order: it stands at len(tokens). Call it at the turn's boundary
+            (before decoding on), since that is what a client that hides reasoning comes back to, and when the answer is done.
+
+        Raises
+        ------
+        TokensError, ArrayError, StoreClosedError
+            Misuse. Faults of the environment don't raise: they are logged and counted.
+        """
+        self._check_open()
+        prompt = as_tokens(tokens)
+        started = time.perf_counter()
+        self._counters.add(cascades=1)
+        try:
+            stored, captured, missed = self._capturer.capture(prompt)
+        except _MISUSE:
+            raise
+        except Exception as error:
+            stored, captured, missed = 0, 0, f"{type(error).__name__}: {error}"
+            _log.warning("a cascade of %d tokens is a miss: %s", prompt.size, missed)
+            self._counters.add(faults=1, save_misses=1)
+        self._counters.add(capture_seconds=time.perf_counter() - started)
+        return CascadeResult(prompt.size, stored, captured, missed)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until what was cascaded is stored (or has failed, which is counted); False when `timeout` seconds pass."""
+        return self._behind.flush(timeout)
+
+    def close(self) -> None:
+        """Flush and end. Idempotent. Also done at interpreter exit, for what is still queued then."""
+        if not self._closed:
+            self._closed = True
+            self._behind.flush()
+            if self._owns:
+                self._behind.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("this tier is closed; make a new one")
+        self._namespace.scope.store.environment.check_open()
