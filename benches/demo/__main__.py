@@ -39,6 +39,8 @@ class _Terminal:
 
     def __init__(self) -> None:
         self.console = Console(highlight=False, soft_wrap=True)
+        if not self.console.is_terminal:
+            self.console = Console(highlight=False, soft_wrap=True, width=110)  # a log has no edge to wrap at
 
     def say(self, text: str) -> None:
         self.console.print(text)
@@ -67,9 +69,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benches.demo", description="Three sessions survive a restart, bit for bit."
-    )
+    parser = argparse.ArgumentParser(prog="python -m benches.demo", description="Three sessions survive a restart, bit for bit.")
     parser.add_argument("--quick", action="store_true", help=f"prompts of {_QUICK} tokens: under two minutes on two idle cores")
     parser.add_argument("--length", type=int, help=f"tokens of a first prompt, {SHORTEST} to {LONGEST} (default {_LENGTH})")
     parser.add_argument("--out", type=Path, default=Path(".demo"), help="where result.json and ttft.png go (default .demo)")

@@ -20,9 +20,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
     rows = record["rows"]
     at = range(len(rows))
     figure, axes = plt.subplots(figsize=(10, 4.5), layout="constrained")
-    axes.bar(
-        [i - 0.2 for i in at], [row["ttft_cold"] for row in rows], 0.4, color=_COLD, label="cold: everything is read again"
-    )
+    axes.bar([i - 0.2 for i in at], [row["ttft_cold"] for row in rows], 0.4, color=_COLD, label="cold: everything is read again")
     warm = [(i, row) for i, row in enumerate(rows) if row["ttft_promoted"]]
     times = [row["ttft_promoted"] for _, row in warm]
     bars = axes.bar([i + 0.2 for i, _ in warm], times, 0.4, color=_PROMOTED, label="promoted from the store")
@@ -30,9 +28,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
     axes.set_yscale("log")
     axes.set_ylabel("time to first token, seconds (log scale)")
     axes.set_xticks(list(at), [f"{row['prompt']}\nturn {row['turn']}\n{row['tokens']} tokens" for row in rows], fontsize=7)
-    axes.set_title(
-        f"{record['machine']['model']} on {record['machine']['cores']} cores: {record['machine']['cpu']}", fontsize=10
-    )
+    axes.set_title(f"{record['machine']['model']} on {record['machine']['cores']} cores: {record['machine']['cpu']}", fontsize=10)
     axes.grid(axis="y", alpha=0.3)
     axes.legend(loc="upper right", ncols=2, fontsize=8)
     axes.set_ylim(top=axes.get_ylim()[1] * 2)

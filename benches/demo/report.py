@@ -7,6 +7,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from benches.demo.run import ANSWER, Run, Turn, differing
@@ -61,12 +62,14 @@ def row(turn: Turn) -> dict[str, Any]:
 
 def table(run: Run) -> Table:
     """Make the table: a row a turn."""
-    made = Table(title=f"Time to first token, {MODEL}, three sessions of {run.length} tokens and more", title_justify="left")
-    made.add_column("prompt")
-    for heading in ("turn", "tokens", "reused", "read", "cold s", "promoted s", "ratio"):
-        made.add_column(heading, justify="right")
-    for heading in ("answer equal", "state equal", "logits equal"):
-        made.add_column(heading, justify="center")
+    made = Table(
+        title=f"Time to first token, {MODEL}, three sessions of {run.length} tokens and more", title_justify="left", box=SIMPLE_HEAD
+    )
+    made.add_column("prompt", no_wrap=True)
+    for heading in ("turn", "tokens", "reused", "read", "cold\nseconds", "promoted\nseconds", "ratio"):
+        made.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("answer\nequal", "state\nequal", "logits\nequal"):
+        made.add_column(heading, justify="center", no_wrap=True)
     for turn in run.turns:
         r = row(turn)
         times = (f"{r['ttft_promoted']:.3f}", f"{r['ratio']:.0f}x") if turn.promoted else ("-", "-")
@@ -149,7 +152,7 @@ def record(run: Run, wrong: list[str]) -> dict[str, Any]:
             "reused_undamaged": control.turn.served["reused"],
             "ttft": control.served["ttft"],
             "log": control.served["log"],
-            "damaged_blocks": control.served["stats"]["damaged_blocks"],
+            "fallbacks": control.served["stats"]["fallbacks"],
             "answer_equal": control.served["answer"] == control.turn.reference["answer"],
             "state_equal": not differing(control.served, control.reference),
             "logits_equal": control.served["logits"] == control.reference["logits"],

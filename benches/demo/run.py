@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from rich.markup import escape
+
 from benches.demo.children import Child
 from benches.demo.damage import Damage, flip_one_byte
 from benches.demo.prompts import TURNS, first_prompt, shared_prefix
@@ -28,7 +30,7 @@ class Screen(Protocol):
     def say(self, text: str) -> None:
         """Print one line."""
 
-    def reading(self, what: str) -> Any:  # noqa: ANN401 (a context manager of Progress)
+    def reading(self, what: str) -> Any:
         """Show progress while a prompt is read: a context manager that gives a callable of (done, total)."""
 
 
@@ -92,13 +94,12 @@ class Run:
 def differing(served: dict[str, Any], reference: dict[str, Any]) -> tuple[str, ...]:
     """Name the streams in which two whole states differ."""
     mine, theirs = (
-        StateHash(e["state"]["length"], tuple((name, digest) for name, digest in e["state"]["parts"]))
-        for e in (served, reference)
+        StateHash(e["state"]["length"], tuple((name, digest) for name, digest in e["state"]["parts"])) for e in (served, reference)
     )
     return mine.differing(theirs)
 
 
-def _tokenizer(child: Child) -> Any:  # noqa: ANN401
+def _tokenizer(child: Child) -> Any:
     return lambda text: child.ask("tokenize", text=text)["ids"]
 
 
@@ -113,13 +114,11 @@ def _serve(child: Child, screen: Screen, turn: Turn) -> None:
     with screen.reading(f"{turn.story.name}, turn {turn.number}: {len(turn.tokens)} tokens") as progress:
         turn.served = child.ask("serve", progress, tokens=turn.tokens, answer=ANSWER, promote=turn.promoted)
     how = f"reused {turn.served['reused']}, " if turn.promoted else ""
-    screen.say(
-        f"  {turn.story.name}, turn {turn.number}: {how}first token after {turn.served['ttft']:.2f} s:{_quote(turn.served)}"
-    )
+    screen.say(f"  {turn.story.name}, turn {turn.number}: {how}first token after {turn.served['ttft']:.2f} s:{_quote(turn.served)}")
 
 
 def _quote(result: dict[str, Any]) -> str:
-    return " " + repr(result["text"].strip().split("\n")[0])
+    return " " + escape(repr(result["text"].strip().split("\n")[0]))
 
 
 def _next(turn: Turn, questions: dict[str, list[list[int]]]) -> Turn:
@@ -201,7 +200,7 @@ def _control(screen: Screen, context: int, store: Path, layout: Layout, turn: Tu
     ):
         served = child.ask("serve", progress, tokens=turn.tokens, answer=ANSWER, promote=True)
     for line in served["log"]:
-        screen.say(f"  [yellow]{line}[/yellow]")
+        screen.say(f"  [yellow]{escape(line)}[/yellow]")
     screen.say(f"  reused {served['reused']} of {turn.served['reused']} tokens, then:{_quote(served)}")
     return Control(damage, turn, served)
 

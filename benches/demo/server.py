@@ -75,7 +75,7 @@ class Server:
         logits = self._read(tokens, reused)
         first = int(np.argmax(logits))
         ttft = time.perf_counter() - begin
-        result = {"reused": reused, "ttft": ttft, "restore": promoted if promote else 0.0, "first": first}
+        result: dict[str, Any] = {"reused": reused, "ttft": ttft, "restore": promoted if promote else 0.0, "first": first}
         result |= self._evidence(tokens, logits)
         saving = time.perf_counter()
         self.tier.cascade(tokens)
@@ -146,9 +146,7 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         with Model(smollm2_path()) as model, Context(model, options.context) as context:
-            engine = LlamaCppEngine(
-                model.library.c, context.pointer, model=MODEL, identity=context.settings, probe=context.probe
-            )
+            engine = LlamaCppEngine(model.library.c, context.pointer, model=MODEL, identity=context.settings, probe=context.probe)
             layout = engine.layout().canonical.decode("ascii")
             if options.store is None:
                 send(event="ready", layout=layout)

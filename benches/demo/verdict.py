@@ -36,8 +36,8 @@ def _control(control: Control) -> list[str]:
             f"negative control: promote reused {control.served['reused']} tokens, across the block that was damaged at "
             f"{control.damage.position}"
         )
-    if not stats["damaged_blocks"]:
-        wrong.append("negative control: the tier counted no damaged block")
+    if not stats["fallbacks"]:
+        wrong.append("negative control: the tier counted no fallback")
     if not control.served["log"]:
         wrong.append("negative control: the refusal was not logged")
     if control.served["answer"] != control.turn.reference["answer"]:

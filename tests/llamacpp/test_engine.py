@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from kvstore.adapters.llamacpp import BlobError, EngineError, LlamaCppEngine
+from kvstore.adapters.llamacpp import BlobError, LlamaCppEngine, LlamaCppError
 from kvstore.adapters.llamacpp.frame import Frame
 from kvstore.adapters.llamacpp.functions import Functions
-from kvstore.errors import BlockDamaged, LayoutError
+from kvstore.errors import BlockDamaged, EngineError, LayoutError
 from kvstore.layout import state_hash
 
 from .snapshots import Snapshot
@@ -120,7 +120,7 @@ def test_too_small_a_context_is_an_error(make, tokens):
     context.decode(tokens[:400], 0)
     snapshot = Snapshot(engine, tokens[:400])
     small, other = make(n_ctx=256)
-    with pytest.raises(EngineError, match="context large enough"):
+    with pytest.raises(LlamaCppError, match="context large enough"):
         other.apply(snapshot)
     other.reset()
     small.decode(tokens[:32], 0)
@@ -210,14 +210,14 @@ def test_the_library_object_is_left_as_it_was(make):
 def test_what_is_no_context_is_refused(make, pointer):
     """A null pointer or something that is no address is an error, not a crash."""
     context, _ = make()
-    with pytest.raises(EngineError, match="address of a llama_context"):
+    with pytest.raises(LlamaCppError, match="address of a llama_context"):
         LlamaCppEngine(context.library.c, pointer, model="m", identity=context.settings)
 
 
 def test_a_library_without_the_functions_is_refused(make):
     """A library that lacks a function is refused by the function's name."""
     context, _ = make()
-    with pytest.raises(EngineError, match="llama_get_memory"):
+    with pytest.raises(LlamaCppError, match="llama_get_memory"):
         LlamaCppEngine(object(), context.pointer, model="m", identity=context.settings)
 
 

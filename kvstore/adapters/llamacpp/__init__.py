@@ -5,6 +5,6 @@ adapter serves every build: xllamacpp's library as well as llama-cpp-python's.
 """
 
 from kvstore.adapters.llamacpp.engine import LlamaCppEngine
-from kvstore.adapters.llamacpp.errors import BlobError, EngineError
+from kvstore.adapters.llamacpp.errors import BlobError, LlamaCppError
 
-__all__ = ["BlobError", "EngineError", "LlamaCppEngine"]
+__all__ = ["BlobError", "LlamaCppEngine", "LlamaCppError"]

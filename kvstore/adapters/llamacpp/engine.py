@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.adapters.llamacpp.errors import BlobError, EngineError
+from kvstore.adapters.llamacpp.errors import BlobError, LlamaCppError
 from kvstore.adapters.llamacpp.frame import Frame
 from kvstore.adapters.llamacpp.functions import Functions
 from kvstore.adapters.llamacpp.geometry import Geometry, learn
-from kvstore.errors import LayoutError
+from kvstore.errors import EngineError, LayoutError
 from kvstore.layout import Layout
 from kvstore.tier.protocol import Array, Captured, Restored
 
@@ -58,7 +58,9 @@ class LlamaCppEngine:
         When the context's state is not of the kind that this adapter takes, when there is neither a probe nor a token to
         learn the layout from, or when the identity lacks a required key.
     EngineError
-        When the library lacks a function, the context isn't one, or the scratch sequence is in use.
+        When the two sequences are one, or the scratch sequence is in use.
+    LlamaCppError
+        When the library lacks a function, or the context isn't one.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class LlamaCppEngine:
         Raises
         ------
         EngineError
-            When the sequence does not hold these positions.
+            When the sequence does not hold these positions, or somebody else has filled the scratch sequence.
         BlobError
             When the blob is not what the layout was learned from.
         """
@@ -121,7 +123,7 @@ class LlamaCppEngine:
 
         Raises
         ------
-        EngineError
+        LlamaCppError
             When libllama does not take all of the blob (too small a context, or cells in use by other sequences), or the
             sequence does not stand where it should afterwards.
         """
@@ -133,13 +135,13 @@ class LlamaCppEngine:
         self._functions.remove(self._seq)
         taken = self._functions.set(blob.ctypes.data, blob.size, self._seq)
         if taken != blob.size:
-            raise EngineError(
+            raise LlamaCppError(
                 f"libllama took {taken} of the {blob.size} bytes of {length} positions; is the context large enough, "
                 "and are its cells free of other sequences?"
             )
         span = self._functions.span(self._seq)
         if span != (0, length - 1):
-            raise EngineError(f"after restoring {length} positions the sequence holds {span[0]} to {span[1]}")
+            raise LlamaCppError(f"after restoring {length} positions the sequence holds {span[0]} to {span[1]}")
 
     def reset(self) -> None:
         """Clear the session's sequence, and what a failed call may have left in the scratch sequence."""
@@ -165,11 +167,11 @@ class LlamaCppEngine:
         if expected is not None and nbytes != expected:
             raise BlobError(f"the sequence's blob has {nbytes} bytes, expected {expected}: it lacks some of the positions")
         if not nbytes:
-            raise EngineError(f"libllama has no state of sequence {seq}")
+            raise LlamaCppError(f"libllama has no state of sequence {seq}")
         blob = self._room(nbytes)
         written = self._functions.get(blob.ctypes.data, nbytes, seq)
         if written != nbytes:
-            raise EngineError(f"libllama wrote {written} of {nbytes} bytes of state")
+            raise LlamaCppError(f"libllama wrote {written} of {nbytes} bytes of state")
         return blob
 
     def _check_scratch(self) -> None:
@@ -209,7 +211,7 @@ class LlamaCppEngine:
         try:
             frame = Frame(geometry, 1)
             frame.check(self._blob(self._scratch, frame.nbytes), self._scratch, start)
-        except (BlobError, EngineError) as error:
+        except (BlobError, LlamaCppError) as error:
             raise LayoutError(f"a range cannot be copied to sequence {self._scratch} ({error}); {_UNSUPPORTED}") from error
         finally:
             self._functions.remove(self._scratch)

@@ -10,7 +10,7 @@ import ctypes as c
 from collections.abc import Callable
 from typing import Any
 
-from kvstore.adapters.llamacpp.errors import EngineError
+from kvstore.adapters.llamacpp.errors import LlamaCppError
 
 __all__ = ["ALL", "Functions"]
 
@@ -33,11 +33,11 @@ def _bind(library: object, name: str) -> Callable[..., Any]:
     try:
         address = c.cast(getattr(library, name), c.c_void_p).value
     except (AttributeError, TypeError, c.ArgumentError) as error:
-        raise EngineError(
+        raise LlamaCppError(
             f"the library has no C function {name} ({error}); pass the ctypes library of a llama.cpp of 2025 or later"
         ) from None
     if not address:
-        raise EngineError(f"the library's {name} is a null pointer")
+        raise LlamaCppError(f"the library's {name} is a null pointer")
     result, *arguments = _PROTOTYPES[name]
     return c.CFUNCTYPE(result, *arguments)(address)
 
@@ -56,7 +56,7 @@ class Functions:
     def __init__(self, library: object, context: int | c.c_void_p) -> None:
         pointer = context.value if isinstance(context, c.c_void_p) else context
         if isinstance(pointer, bool) or not isinstance(pointer, int) or pointer == 0:
-            raise EngineError(f"expected the address of a llama_context, got {context!r}")
+            raise LlamaCppError(f"expected the address of a llama_context, got {context!r}")
         self._library = library  # holds the code that the addresses point to
         self._context = pointer
         bound = {name: _bind(library, name) for name in _PROTOTYPES}
@@ -66,16 +66,16 @@ class Functions:
         self._get, self._set = bound["llama_state_seq_get_data_ext"], bound["llama_state_seq_set_data_ext"]
         self._memory: int | None = bound["llama_get_memory"](pointer)
         if not self._memory:
-            raise EngineError("the context has no memory (an encoder or an embedding model); there is no state to keep")
+            raise LlamaCppError("the context has no memory (an encoder or an embedding model); there is no state to keep")
 
     def copy(self, source: int, target: int, start: int, stop: int) -> None:
         """Let `target` hold the cells [start, stop) of `source`, too. Both must share one stream of cells (see `geometry`)."""
         self._cp(self._memory, source, target, start, stop)
 
     def remove(self, seq: int, start: int = ALL, stop: int = ALL) -> None:
-        """Take cells away from a sequence; raise EngineError when its memory can't be cut there."""
+        """Take cells away from a sequence; raise LlamaCppError when its memory can't be cut there."""
         if not self._rm(self._memory, seq, start, stop):
-            raise EngineError(f"libllama refused to remove [{start}, {stop}) of sequence {seq}")
+            raise LlamaCppError(f"libllama refused to remove [{start}, {stop}) of sequence {seq}")
 
     def span(self, seq: int) -> tuple[int, int]:
         """First and last position of a sequence; (-1, -1) when it is empty."""
