@@ -16,7 +16,7 @@ from kvstore.errors import IndexDamaged, StoreFullError
 from kvstore.radix import Removed, nodes, remove_point
 from kvstore.records.node import Usage, node_key
 
-__all__ = ["Candidate", "LeastRecentlyUsed", "Limits", "Policy", "Victims", "evict_point", "free_some", "make_room"]
+__all__ = ["Candidate", "LeastRecentlyUsed", "Limits", "Policy", "Victims", "evict_point", "evict_to", "free_some", "make_room"]
 
 _TREE_PAGES = 24  # what the trees themselves may grow by, and their copies, in one transaction
 
@@ -156,6 +156,14 @@ def make_room(
             continue
         _evict(txn, victims, node, removed, keep, stateful_roots)
         refreshed = False
+    return removed
+
+
+def evict_to(txn: Writer, victims: Victims, live_pages: int, stateful_roots: frozenset[int]) -> Removed:
+    """Evict until at most `live_pages` pages are live, or nothing is left."""
+    removed = Removed()
+    while txn.live_pages() > live_pages and (node := victims.next(txn, frozenset())) is not None:
+        _evict(txn, victims, node, removed, frozenset(), stateful_roots)
     return removed
 
 

@@ -13,7 +13,7 @@ from kvstore import blocks as table
 from kvstore import ids
 from kvstore.env import Environment, MapFull, Reader, Writer
 from kvstore.errors import CapError, KVStoreError, LayoutError, StoreFullError
-from kvstore.eviction import LeastRecentlyUsed, Limits, Policy, Victims, free_some, make_room
+from kvstore.eviction import LeastRecentlyUsed, Limits, Policy, Victims, evict_to, free_some, make_room
 from kvstore.layout import Layout
 from kvstore.radix import NodeLimit, Removed, nodes
 from kvstore.records.block import Geometry
@@ -30,6 +30,7 @@ _T = TypeVar("_T")
 _MAP_FULL_TRIES = 3
 _POINTS_A_TRY = 2
 _TOUCHES_HELD = 4096
+_PAGES_EVICTED_AT_ONCE = 8192
 _STATE_CHUNK = 1 << 20  # states of a layout whose row blocks are smaller than this are cut at this size
 
 
@@ -175,6 +176,24 @@ class StoreScope:
                 if self._touches.get(node) == last_use:
                     del self._touches[node]
         return result
+
+    def evict_down(self, live_pages: int) -> Removed:
+        """Evict until at most `live_pages` pages are live, or nothing is left. Several transactions."""
+        removed = Removed()
+
+        def work(txn: Writer) -> tuple[Removed, bool]:
+            self._victims.refresh(txn)
+            target = max(live_pages, txn.live_pages() - _PAGES_EVICTED_AT_ONCE)
+            part = evict_to(txn, self._victims, target, self._known(txn)[2])
+            return part, bool(part.nodes) and txn.live_pages() > live_pages
+
+        more = True
+        while more:
+            part, more = self.transact(work)
+            removed.add(part)
+        self.counters.evicted_nodes += removed.nodes
+        self.counters.evicted_tokens += removed.tokens
+        return removed
 
     def write_pending(self, timeout: float) -> None:
         """Write marks and touches that no save has carried, if the lock is to be had; recency is not worth waiting for."""

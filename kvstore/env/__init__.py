@@ -2,7 +2,8 @@
 
 from kvstore.env.environment import Environment
 from kvstore.env.opening import MIN_CAP, map_bytes_for, open_environment, verify_file
-from kvstore.env.registry import acquire_environment, release_environment, retain_environment
+from kvstore.env.registry import acquire_environment, open_handles, release_environment, retain_environment
+from kvstore.env.resizing import compact, raise_cap
 from kvstore.env.transactions import Databases, MapFull, Reader, Writer
 
 __all__ = [
@@ -13,8 +14,11 @@ __all__ = [
     "Reader",
     "Writer",
     "acquire_environment",
+    "compact",
     "map_bytes_for",
     "open_environment",
+    "open_handles",
+    "raise_cap",
     "release_environment",
     "retain_environment",
     "verify_file",

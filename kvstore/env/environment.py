@@ -213,6 +213,21 @@ class Environment:
                     total += entry.stat(follow_symlinks=False).st_blocks * 512
         return total
 
+    def set_map_bytes(self, map_bytes: int) -> None:
+        """Enlarge LMDB's map. Needs exclusive use and no transaction; our own map stays as it was, so close afterwards."""
+        with translated():
+            self._lmdb.set_mapsize(map_bytes)
+
+    def copy_compact(self, directory: str) -> None:
+        """Write a copy without free pages into an empty directory."""
+        with translated():
+            self._lmdb.copy(directory, compact=True)
+
+    def release_file(self) -> None:
+        """Close LMDB's environment ahead of `close`, so that the file can be replaced. Needs exclusive use."""
+        with translated():
+            self._lmdb.close()
+
     def exclusive(self, timeout: float) -> bool:
         """Try to become the only process that has the store open; `shared` goes back."""
         return self._open_lock.acquire(exclusive=True, timeout=timeout)

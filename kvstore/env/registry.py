@@ -11,7 +11,7 @@ from kvstore.env.opening import open_environment
 from kvstore.errors import CapError
 from kvstore.records.constants import DATA_FILE
 
-__all__ = ["acquire_environment", "release_environment", "retain_environment"]
+__all__ = ["acquire_environment", "open_handles", "release_environment", "retain_environment"]
 
 
 @dataclass
@@ -71,6 +71,13 @@ def release_environment(environment: Environment) -> None:
         if not shared.handles:
             del _open[environment.file_identity]
             environment.close()
+
+
+def open_handles(path: str | os.PathLike[str]) -> int:
+    """How many handles this process has on the store at a path."""
+    with _guard:
+        shared = _open.get(_identity(path) or (0, 0))
+        return shared.handles if shared is not None else 0
 
 
 def _after_fork_in_child() -> None:

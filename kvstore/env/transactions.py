@@ -151,6 +151,11 @@ class Writer:
             raise StoreDamagedError(f"LMDB put a block at page {page} with flags {flags:#x}, expected an overflow page")
         return page * self.page_bytes + PAGE_HEADER
 
+    def value_start(self, key: bytes, length: int = 64 << 10) -> bytes:
+        """The first bytes of a block's value: at least its header."""
+        value = self.txn.get(key, db=self.db.blocks)
+        return b"" if value is None else bytes(value[:length])
+
     def entries(self, database: Any) -> int:
         """How many records a database has."""
         with translated():

@@ -15,11 +15,13 @@ from kvstore.layout import Layout
 from kvstore.leases import Lease, Match, find_prefix, open_lease
 from kvstore.radix import Removed, nodes, walk
 from kvstore.saving import Saver, SaveResult
-from kvstore.scope import NamespaceScope
+from kvstore.scope import NamespaceScope, StoreScope
 
-__all__ = ["EvictResult", "Namespace"]
+__all__ = ["EvictResult", "Namespace", "evict_all"]
 
 Array = npt.NDArray[Any]
+
+_NODES_A_TRANSACTION = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +140,9 @@ class Namespace:
         """
         scope = self._checked()
         prompt = None if tokens is None else as_tokens(tokens).astype("<u4", copy=False).tobytes()
-        removed = Removed()
-        if prompt is not None:
-            removed.add(scope.store.transact(lambda txn: _evict_session(scope, txn, prompt)))
-        else:
-            while (part := scope.store.transact(lambda txn: _evict_some(scope, txn))).nodes:
-                removed.add(part)
-        counters = scope.store.counters
-        counters.evicted_nodes += removed.nodes
-        counters.evicted_tokens += removed.tokens
-        return EvictResult(removed.nodes, removed.tokens, removed.pages * scope.store.environment.page_bytes)
+        if prompt is None:
+            return evict_all(scope.store, scope.root)
+        return _result(scope.store, scope.store.transact(lambda txn: _evict_session(scope, txn, prompt)))
 
     @property
     def scope(self) -> NamespaceScope:
@@ -174,14 +169,25 @@ def _evict_session(scope: NamespaceScope, txn: Writer, prompt: bytes) -> Removed
     return removed
 
 
-_NODES_A_TRANSACTION = 64
+def evict_all(store: StoreScope, root: int) -> EvictResult:
+    """Remove everything below a namespace's root, some nodes a transaction."""
+    removed = Removed()
+    while (part := store.transact(lambda txn: _evict_some(txn, root))).nodes:
+        removed.add(part)
+    return _result(store, removed)
 
 
-def _evict_some(scope: NamespaceScope, txn: Writer) -> Removed:
-    """Remove some leaves of the namespace, found by walking down first children."""
+def _result(store: StoreScope, removed: Removed) -> EvictResult:
+    store.counters.evicted_nodes += removed.nodes
+    store.counters.evicted_tokens += removed.tokens
+    return EvictResult(removed.nodes, removed.tokens, removed.pages * store.environment.page_bytes)
+
+
+def _evict_some(txn: Writer, root: int) -> Removed:
+    """Remove some leaves, found by walking down first children."""
     removed = Removed()
     while removed.nodes < _NODES_A_TRANSACTION:
-        node = next(nodes.children_of(txn, scope.root), None)
+        node = next(nodes.children_of(txn, root), None)
         if node is None:
             break
         while (below := next(nodes.children_of(txn, node), None)) is not None:

