@@ -6,7 +6,9 @@ import struct
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
+Blob = npt.NDArray[np.uint8]
 F16, Q8_0 = 1, 8
 
 
@@ -21,7 +23,7 @@ def blob(
     elements: int = 32,
     streams: int = 1,
     seed: int = 7,
-) -> np.ndarray:
+) -> Blob:
     """Write a blob of these cells with random rows."""
     rng = np.random.default_rng(seed)
     size = {F16: 2, Q8_0: 34 / 32}[kind]

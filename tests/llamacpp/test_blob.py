@@ -9,13 +9,13 @@ from kvstore.adapters.llamacpp.errors import BlobError
 from kvstore.adapters.llamacpp.frame import Frame
 from kvstore.adapters.llamacpp.geometry import learn
 
-from .blobs import F16, Q8_0, blob
+from .blobs import F16, Q8_0, Blob, blob
 
 FORMS = [(3, False, F16), (3, True, F16), (4, False, F16), (4, True, F16), (3, False, Q8_0), (4, False, Q8_0)]
 
 
 @pytest.mark.parametrize(("version", "transposed", "kind"), FORMS)
-def test_both_versions_are_told_apart(version, transposed, kind):
+def test_both_versions_are_told_apart(version: int, transposed: bool, kind: int) -> None:
     """The version, the transposition, the rotation and every type and shape are learned from the blob alone."""
     made = blob(range(5), version=version, transposed=transposed, kind=kind)
     geometry = learn(made, 1)
@@ -28,7 +28,7 @@ def test_both_versions_are_told_apart(version, transposed, kind):
 
 
 @pytest.mark.parametrize(("version", "transposed", "kind"), FORMS)
-def test_rows_are_where_the_format_has_them(version, transposed, kind):
+def test_rows_are_where_the_format_has_them(version: int, transposed: bool, kind: int) -> None:
     """A frame written by the adapter, filled with the rows read from a blob, is that blob, byte for byte."""
     made = blob(range(6), version=version, transposed=transposed, kind=kind)
     frame = Frame(learn(made, 1), 6)
@@ -41,7 +41,7 @@ def test_rows_are_where_the_format_has_them(version, transposed, kind):
     assert frame.check(made, 1, 0) is None
 
 
-def test_layers_keep_their_order():
+def test_layers_keep_their_order() -> None:
     """K of all layers come first in the blob and each stream finds its own rows."""
     made = blob(range(3), layers=3)
     rows = Frame(learn(made, 1), 3).arrays(made)
@@ -50,7 +50,7 @@ def test_layers_keep_their_order():
         assert rows[name].tobytes() == rng.bytes(3 * 64), name
 
 
-def test_cells_out_of_order_are_given_an_order():
+def test_cells_out_of_order_are_given_an_order() -> None:
     """Cells that lie in another order than their positions are accepted, with the order in which to take them."""
     made = blob([7, 5, 8, 6])
     order = Frame(learn(made, 1), 4).check(made, 1, 5)
@@ -59,7 +59,7 @@ def test_cells_out_of_order_are_given_an_order():
 
 
 @pytest.mark.parametrize("positions", [[5, 6, 8], [5, 5, 6], [4, 5, 6], [6, 7, 8]])
-def test_other_positions_are_refused(positions):
+def test_other_positions_are_refused(positions: list[int]) -> None:
     """A missing, doubled or foreign position is an error that names the range that was asked for."""
     made = blob(positions)
     with pytest.raises(BlobError, match=r"\[5, 8\)"):
@@ -77,7 +77,7 @@ def test_other_positions_are_refused(positions):
     ],
     ids=["two streams", "a second section", "no V", "no cells", "another sequence"],
 )
-def test_what_is_not_taken_is_named(made, says):
+def test_what_is_not_taken_is_named(made: Blob, says: str) -> None:
     """State of a kind that the adapter does not take is refused with what was found."""
     with pytest.raises(BlobError, match=says):
         learn(made, 1)
@@ -85,7 +85,7 @@ def test_what_is_not_taken_is_named(made, says):
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), form=st.sampled_from(FORMS))
-def test_damaged_headers_raise_named_errors_only(data, form):
+def test_damaged_headers_raise_named_errors_only(data: st.DataObject, form: tuple[int, bool, int]) -> None:
     """Whatever byte of a blob is changed, and wherever it is cut, learning it gives a geometry or a BlobError."""
     version, transposed, kind = form
     made = blob(range(3), version=version, transposed=transposed, kind=kind)
@@ -101,7 +101,7 @@ def test_damaged_headers_raise_named_errors_only(data, form):
 
 @settings(max_examples=300, deadline=None)
 @given(at=st.integers(0, 10_000), bit=st.integers(0, 7), form=st.sampled_from(FORMS))
-def test_every_header_byte_is_checked(at, bit, form):
+def test_every_header_byte_is_checked(at: int, bit: int, form: tuple[int, bool, int]) -> None:
     """A blob with one flipped bit is refused, unless the bit lies in a row."""
     version, transposed, kind = form
     made = blob(range(3), version=version, transposed=transposed, kind=kind)
@@ -120,14 +120,14 @@ def test_every_header_byte_is_checked(at, bit, form):
 
 
 @pytest.mark.parametrize("cells", [0, -1])
-def test_a_blob_without_cells_is_refused(cells):
+def test_a_blob_without_cells_is_refused(cells: int) -> None:
     """A frame has at least one cell, so that no empty restore reaches the engine."""
     with pytest.raises(BlobError, match="at least one cell"):
         Frame(learn(blob(range(2)), 1), cells)
 
 
 @pytest.mark.parametrize("size", [0, 15, -1, 1])
-def test_a_blob_of_another_size_is_refused(size):
+def test_a_blob_of_another_size_is_refused(size: int) -> None:
     """A blob that is not exactly as long as its cells need is refused before anything in it is looked at."""
     made = blob(range(2))
     frame = Frame(learn(made, 1), 2)

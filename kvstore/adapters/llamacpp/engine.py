@@ -144,9 +144,8 @@ class LlamaCppEngine:
             raise LlamaCppError(f"after restoring {length} positions the sequence holds {span[0]} to {span[1]}")
 
     def reset(self) -> None:
-        """Clear the session's sequence, and what a failed call may have left in the scratch sequence."""
+        """Clear the session's sequence. The scratch sequence is empty after every call, also after one that raised."""
         self._functions.remove(self._seq)
-        self._functions.remove(self._scratch)
 
     def arrays(self, length: int) -> dict[str, Array]:
         """Hand out the rows of [0, length), as `kvstore.layout.state_hash` takes them; valid until the next call."""

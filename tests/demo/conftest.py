@@ -1,0 +1,6 @@
+"""The demo lies in benches/, which is not installed."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
