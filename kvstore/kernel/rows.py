@@ -153,8 +153,7 @@ class Rows:
         if table.low < 0 or table.high >= count:
             bad = table.low if table.low < 0 else table.high
             raise ValueError(
-                f"slot {bad} is out of range: {pages.shape[axis]} pages of {pages.shape[axis + 1]} rows have slots 0 "
-                f"to {count - 1}"
+                f"slot {bad} is out of range: {pages.shape[axis]} pages of {pages.shape[axis + 1]} rows have slots 0 to {count - 1}"
             )
         return cls._make(pages, axis, 2, table.table.size, pages.strides[axis + 1], tokens_per_row, table)
 

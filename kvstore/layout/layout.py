@@ -67,7 +67,7 @@ class Layout:
         put = object.__setattr__
         put(self, "streams", _parts("streams", self.streams, Stream))
         put(self, "states", _parts("states", self.states, State))
-        names = [part.name for part in (*self.streams, *self.states)]
+        names = [stream.name for stream in self.streams] + [state.name for state in self.states]
         if not names:
             raise LayoutError("a layout needs at least one stream or state")
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -103,9 +103,7 @@ class Layout:
             "identity": [[key, value] for key, value in self.identity],
             "model": self.model,
             "shard": list(self.shard),
-            "states": [
-                {"bounded": list(s.bounded), "dtype": s.dtype, "name": s.name, "shape": list(s.shape)} for s in self.states
-            ],
+            "states": [{"bounded": list(s.bounded), "dtype": s.dtype, "name": s.name, "shape": list(s.shape)} for s in self.states],
             "streams": [
                 {
                     "dtype": s.dtype,
@@ -137,9 +135,7 @@ class Layout:
                 )
             layout = cls(
                 streams=tuple(Stream(**{**s, "row_shape": tuple(s["row_shape"])}) for s in record["streams"]),
-                states=tuple(
-                    State(**{**s, "shape": tuple(s["shape"]), "bounded": tuple(s["bounded"])}) for s in record["states"]
-                ),
+                states=tuple(State(**{**s, "shape": tuple(s["shape"]), "bounded": tuple(s["bounded"])}) for s in record["states"]),
                 model=record["model"],
                 identity=tuple((key, value) for key, value in record["identity"]),
                 shard=tuple(record["shard"]),

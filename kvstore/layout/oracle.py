@@ -1,4 +1,4 @@
-"""The oracle: one hash for each stream and state, so that two engines' states can be compared and the part that differs named."""
+"""The oracle: one hash for each stream and state, so that two engines' states can be compared, part by part."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ class StateHash:
         return tuple(name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name))
 
 
-def state_hash(
-    layout: Layout, arrays: Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]], length: int
-) -> StateHash:
+def state_hash(layout: Layout, arrays: Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]], length: int) -> StateHash:
     """Hash every stream's rows below `length` and every state.
 
     Parameters
@@ -59,7 +57,7 @@ def state_hash(
     ArrayError
         When a part is missing, unknown or does not fit the layout.
     """
-    known = {part.name for part in (*layout.streams, *layout.states)}
+    known = {s.name for s in layout.streams} | {s.name for s in layout.states}
     if known != set(arrays):
         missing, extra = sorted(known - set(arrays)), sorted(set(arrays) - known)
         raise ArrayError(f"state_hash needs every part of the layout: missing {missing}, unknown {extra}")
@@ -77,5 +75,4 @@ def state_hash(
 
 def _digest(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> str:
     head = repr(array.shape).encode()
-    data = np.ascontiguousarray(array).view(np.uint8).reshape(-1) if array.size else np.empty(0, np.uint8)
-    return blake3(head).update(memoryview(data)).hexdigest(length=8)
+    return blake3(head).update(np.ascontiguousarray(array).data.cast("B") if array.size else b"").hexdigest(length=8)

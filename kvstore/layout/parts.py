@@ -27,9 +27,7 @@ def _check_shape(kind: str, name: str, shape: tuple[int, ...], dtype: DType) -> 
     except (TypeError, ValueError):
         raise LayoutError(f"{kind} {name!r}: a shape is a tuple of integers, got {shape!r}") from None
     if any(n < 1 for n in checked) or math.prod(checked) > _MAX_EXTENT or len(checked) >= MAX_DIMS:
-        raise LayoutError(
-            f"{kind} {name!r}: a shape has at most {MAX_DIMS - 1} axes, each at least 1, got {checked}"
-        )
+        raise LayoutError(f"{kind} {name!r}: a shape has at most {MAX_DIMS - 1} axes, each at least 1, got {checked}")
     if dtype.packed and (not checked or checked[-1] % dtype.group):
         raise LayoutError(
             f"{kind} {name!r}: the last axis of dtype {dtype.label} must be a multiple of {dtype.group} elements, got {checked}"
@@ -115,9 +113,7 @@ class Stream:
         shape = _view_shape(self.row_shape, dtype_of(self.dtype))
         return (*shape[: self.token_axis], self.rows(tokens), *shape[self.token_axis :])
 
-    def check_array(
-        self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], tokens: int, *, exact: bool = True
-    ) -> None:
+    def check_array(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], tokens: int, *, exact: bool = True) -> None:
         """Refuse an array that does not hold the rows of `tokens` positions (or, if not `exact`, at least those).
 
         Raises
