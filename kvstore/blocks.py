@@ -64,7 +64,7 @@ class PreparedBlock:
 
 def find(txn: Reader | Writer, block_id: bytes) -> Ref | None:
     """Look up where a block lies; None when it isn't stored. Raises IndexDamaged."""
-    raw = txn.get(block_id, db=txn.db.refs)
+    raw = txn.get(block_id, txn.db.refs)
     return None if raw is None else Ref.decode(block_id, raw)
 
 
@@ -82,13 +82,13 @@ def bad_blocks(txn: Reader | Writer) -> frozenset[bytes]:
 
 def mark_bad(txn: Writer, block_id: bytes) -> None:
     """Note durably that a block failed its checks, if it is still stored."""
-    if txn.get(block_id, db=txn.db.refs) is not None:
+    if txn.get(block_id, txn.db.refs) is not None:
         txn.put(txn.db.bad, block_id, BadRecord(time.time_ns() // 1000).encode(block_id))
 
 
 def pages_to_put(txn: Reader | Writer, blocks: list[PreparedBlock], geometry: Geometry) -> int:
     """Pages that putting these blocks adds, not counting those that are stored already."""
-    return sum(geometry.pages(block.value.nbytes) for block in blocks if txn.get(block.block_id, db=txn.db.refs) is None)
+    return sum(geometry.pages(block.value.nbytes) for block in blocks if txn.get(block.block_id, txn.db.refs) is None)
 
 
 def put(txn: Writer, block: PreparedBlock) -> int:
@@ -105,7 +105,7 @@ def put(txn: Writer, block: PreparedBlock) -> int:
         ref = find(txn, block.block_id)
     except IndexDamaged:
         ref = None  # the count is lost; if it comes out too small, a session that refers to the block misses it cleanly
-    healing = ref is not None and txn.get(block.block_id, db=txn.db.bad) is not None
+    healing = ref is not None and txn.get(block.block_id, txn.db.bad) is not None
     if ref is not None and not healing:
         txn.put(txn.db.refs, block.block_id, ref.counted(1).encode(block.block_id))
         return 0

@@ -106,7 +106,7 @@ class Victims:
             if candidate.node in keep:
                 kept.append(candidate)
                 continue
-            raw = txn.get(node_key(candidate.node), None, txn.db.usage)
+            raw = txn.get(node_key(candidate.node), txn.db.usage)
             if raw is None or Usage.decode(candidate.node, raw).last_use != candidate.usage.last_use:
                 continue
             if not nodes.has_children(txn, candidate.node):
@@ -116,7 +116,7 @@ class Victims:
 
     def freed(self, txn: Writer, node: int) -> None:
         """Bring back a node that has just lost a child: it is worth no more than the child was."""
-        raw = txn.get(node_key(node), None, txn.db.usage)
+        raw = txn.get(node_key(node), txn.db.usage)
         if raw is not None:
             self._ranked.appendleft(Candidate(node, Usage.decode(node, raw)))
 

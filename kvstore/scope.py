@@ -167,7 +167,7 @@ class StoreScope:
             for block_id in marks:
                 table.mark_bad(txn, block_id)
             for node, last_use in touches.items():
-                if txn.get(node_key(node), None, txn.db.usage) is not None:
+                if txn.get(node_key(node), txn.db.usage) is not None:
                     nodes.touch(txn, node, last_use)
             result = work(txn)
         with self._guard:
@@ -278,7 +278,7 @@ def _find(environment: Environment, namespace: bytes, layout: Layout) -> int | N
 
 
 def _root(txn: Reader | Writer, namespace: bytes, layout: Layout) -> int | None:
-    raw = txn.get(namespace, None, txn.db.namespaces)
+    raw = txn.get(namespace, txn.db.namespaces)
     if raw is None:
         return None
     record = NamespaceRecord.decode(namespace, raw)

@@ -22,6 +22,7 @@ class _Shared:
 
 # LMDB forbids opening a file twice in a process; keyed by device and inode, which every path to it has in common.
 _open: dict[tuple[int, int], _Shared] = {}
+_opening = threading.Lock()  # one opener at a time; it may wait for other processes, and leases must not wait with it
 _guard = threading.RLock()  # re-entrant: the last view of a lease may die in a garbage collection anywhere
 
 
@@ -37,20 +38,22 @@ def acquire_environment(
     path: str | os.PathLike[str], *, max_bytes: int | None, lock_timeout: float, any_owner: bool
 ) -> Environment:
     """Open a store, or take another handle of one that is open in this process. `release_environment` gives it back."""
-    with _guard:
+    with _opening:
         key = _identity(path)
-        shared = _open.get(key) if key is not None else None
-        if shared is not None:
-            cap = shared.environment.record.cap
-            if max_bytes is not None and max_bytes != cap:
-                raise CapError(
-                    f"the store is open with a cap of {cap} bytes, max_bytes is {max_bytes}; "
-                    "open it with max_bytes=None, or change the cap with Store.resize"
-                )
-            shared.handles += 1
-            return shared.environment
+        with _guard:
+            shared = _open.get(key) if key is not None else None
+            if shared is not None:
+                cap = shared.environment.record.cap
+                if max_bytes is not None and max_bytes != cap:
+                    raise CapError(
+                        f"the store is open with a cap of {cap} bytes, max_bytes is {max_bytes}; "
+                        "open it with max_bytes=None, or change the cap with Store.resize"
+                    )
+                shared.handles += 1
+                return shared.environment
         environment = open_environment(path, max_bytes=max_bytes, lock_timeout=lock_timeout, any_owner=any_owner)
-        _open[environment.file_identity] = _Shared(environment, 1)
+        with _guard:
+            _open[environment.file_identity] = _Shared(environment, 1)
         return environment
 
 
@@ -81,8 +84,8 @@ def open_handles(path: str | os.PathLike[str]) -> int:
 
 
 def _after_fork_in_child() -> None:
-    global _guard
-    _guard = threading.RLock()
+    global _guard, _opening
+    _guard, _opening = threading.RLock(), threading.Lock()
     for shared in _open.values():
         shared.environment.after_fork()
     _open.clear()

@@ -40,29 +40,38 @@ class Databases:
         return [getattr(self, name) for name in DATABASES]
 
 
+_DAMAGE = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.PanicError,
+    lmdb.InvalidError,
+    lmdb.BadTxnError,
+    lmdb.CursorFullError,
+    lmdb.ProblemError,
+    lmdb.BadValsizeError,
+)
+
+
+def translate(error: lmdb.Error) -> KVStoreError:
+    """The error of this package for one of LMDB's, with what to do next."""
+    if isinstance(error, lmdb.MapFullError):
+        return MapFull(f"no contiguous free pages in the store ({error}); raise the cap with Store.resize")
+    if isinstance(error, lmdb.ReadersFullError):
+        return StoreBusyError(f"all reader slots of the store are taken ({error}); close leases or processes")
+    if isinstance(error, lmdb.DiskError | lmdb.MemoryError):
+        return StoreFullError(f"the operating system refused a write or memory: {error}")
+    if isinstance(error, _DAMAGE):
+        return StoreDamagedError(f"LMDB reports damage: {error}; verify the store")
+    return KVStoreError(f"LMDB reports: {error}")
+
+
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Turn LMDB's exceptions into this package's, with what to do next."""
+    """Turn LMDB's exceptions into this package's."""
     try:
         yield
-    except lmdb.MapFullError as error:
-        raise MapFull(f"no contiguous free pages in the store ({error}); raise the cap with Store.resize") from error
-    except lmdb.ReadersFullError as error:
-        raise StoreBusyError(f"all reader slots of the store are taken ({error}); close leases or processes") from error
-    except (lmdb.DiskError, lmdb.MemoryError) as error:
-        raise StoreFullError(f"the operating system refused a write or memory: {error}") from error
-    except (
-        lmdb.CorruptedError,
-        lmdb.PageNotFoundError,
-        lmdb.PanicError,
-        lmdb.InvalidError,
-        lmdb.BadTxnError,
-        lmdb.CursorFullError,
-        lmdb.ProblemError,
-    ) as error:
-        raise StoreDamagedError(f"LMDB reports damage: {error}; verify the store") from error
     except lmdb.Error as error:
-        raise KVStoreError(f"LMDB reports: {error}") from error
+        raise translate(error) from error
 
 
 class Reader:
@@ -71,15 +80,22 @@ class Reader:
     It pins every page that is freed after it began, so keep it short.
     """
 
-    __slots__ = ("_pid", "_txn", "db", "get", "transaction")
+    __slots__ = ("_pid", "_txn", "db", "transaction")
 
     def __init__(self, environment: lmdb.Environment, db: Databases) -> None:
         with translated():
             self._txn: lmdb.Transaction = environment.begin(buffers=False)
         self.db = db
-        self.get = self._txn.get  # (key, default=None, db=handle) -> bytes | None; bound once, it is called per record
         self.transaction: int = self._txn.id()
         self._pid = os.getpid()
+
+    def get(self, key: bytes, db: Any) -> bytes | None:
+        """Read a record as bytes; None when there is none."""
+        try:
+            found: Any = self._txn.get(key, None, db)
+        except lmdb.Error as error:
+            raise translate(error) from error
+        return found  # bytes, since the transaction was begun without buffers
 
     def entries(self, database: Any) -> int:
         """How many records a database has."""
@@ -112,9 +128,12 @@ class Writer:
         self.page_bytes = page_bytes
         self.transaction: int = self.txn.id()
 
-    def get(self, key: bytes, default: None = None, db: Any = None) -> bytes | None:
-        """Read a record as bytes. Not for blocks: see `locate`."""
-        value = self.txn.get(key, db=db)
+    def get(self, key: bytes, db: Any) -> bytes | None:
+        """Read a record as bytes; None when there is none. Not for blocks: see `locate`."""
+        try:
+            value = self.txn.get(key, None, db)
+        except lmdb.Error as error:
+            raise translate(error) from error
         return None if value is None else bytes(value)
 
     def put(self, database: Any, key: bytes, value: Any) -> None:
@@ -143,7 +162,8 @@ class Writer:
         StoreDamagedError
             When the value does not lie where a large value lies.
         """
-        value = self.txn.get(key, db=self.db.blocks)
+        with translated():
+            value = self.txn.get(key, db=self.db.blocks)
         if value is None:
             raise IndexDamaged(f"block {key.hex()} is not in the store; verify the store")
         page, flags = _overflow_page(value)

@@ -3,7 +3,7 @@
 from kvstore.radix import checkpoints, nodes
 from kvstore.radix.grow import Grown, NodeLimit, grow
 from kvstore.radix.remove import Removed, remove_leaf, remove_point
-from kvstore.radix.walk import Path, walk
+from kvstore.radix.walk import Path, cut_damage, walk
 
 __all__ = [
     "Grown",
@@ -11,6 +11,7 @@ __all__ = [
     "Path",
     "Removed",
     "checkpoints",
+    "cut_damage",
     "grow",
     "nodes",
     "remove_leaf",

@@ -33,7 +33,7 @@ def now() -> int:
 
 def load(txn: Reader | Writer, node: int) -> Node:
     """Load a node. Raises IndexDamaged when it isn't there or does not parse."""
-    raw = txn.get(node_key(node), None, txn.db.nodes)
+    raw = txn.get(node_key(node), txn.db.nodes)
     if raw is None:
         raise IndexDamaged(f"the index refers to node {node}, which is not stored; verify the store")
     return Node.decode(node, raw)
@@ -47,7 +47,7 @@ def store(txn: Writer, node: Node) -> None:
 def child_of(txn: Reader | Writer, parent: int, first: int) -> int | None:
     """The node whose edge leaves `parent` with this token."""
     key = child_key(parent, first)
-    raw = txn.get(key, None, txn.db.children)
+    raw = txn.get(key, txn.db.children)
     return None if raw is None else decode_child(key, raw)
 
 
@@ -78,7 +78,7 @@ def count_children(txn: Reader | Writer, parent: int, most: int) -> int:
 
 def usage_of(txn: Reader | Writer, node: int) -> Usage:
     """When a node was last used; long ago when there is no record."""
-    raw = txn.get(node_key(node), None, txn.db.usage)
+    raw = txn.get(node_key(node), txn.db.usage)
     return Usage(0, 0) if raw is None else Usage.decode(node, raw)
 
 
@@ -90,7 +90,7 @@ def touch(txn: Writer, node: int, last_use: int) -> None:
 
 
 def _counters(txn: Reader | Writer) -> Counters:
-    raw = txn.get(COUNTERS_KEY, None, txn.db.meta)
+    raw = txn.get(COUNTERS_KEY, txn.db.meta)
     if raw is None:
         raise IndexDamaged("the store has lost its counters; verify the store")
     return Counters.decode(raw)

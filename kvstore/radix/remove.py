@@ -39,7 +39,8 @@ def remove_leaf(txn: Writer, node: Node) -> Removed:
         raise IndexDamaged(f"node {node.node} has children and cannot be removed")
     pages = sum(table.drop_reference(txn, block) for block in node.referenced())
     usage = nodes.usage_of(txn, node.node)
-    txn.delete(txn.db.children, child_key(node.parent, node.first))
+    if nodes.child_of(txn, node.parent, node.first) == node.node:  # not so for one that damage above it has cut off
+        txn.delete(txn.db.children, child_key(node.parent, node.first))
     txn.delete(txn.db.nodes, node_key(node.node))
     txn.delete(txn.db.usage, node_key(node.node))
     if node.parent != node.root and usage.last_use > nodes.usage_of(txn, node.parent).last_use:
@@ -61,7 +62,10 @@ def remove_point(txn: Writer, leaf: Node, *, has_states: bool, keep: frozenset[i
             if count == 1 and has_states:
                 prune(txn, above)
             break
-        node = nodes.load(txn, above)
+        try:
+            node = nodes.load(txn, above)
+        except IndexDamaged:
+            break
         if not has_states or any(c.complete for c in node.checkpoints):
             break
         removed.add(remove_leaf(txn, node))

@@ -8,9 +8,9 @@ from kvstore.env import Reader, Writer
 from kvstore.errors import IndexDamaged
 from kvstore.ids import ID_BYTES, common_tokens
 from kvstore.radix.nodes import child_of, load
-from kvstore.records.node import Checkpoint, Node
+from kvstore.records.node import Checkpoint, Node, child_key
 
-__all__ = ["Path", "walk"]
+__all__ = ["Path", "cut_damage", "walk"]
 
 
 @dataclass(slots=True)
@@ -102,6 +102,17 @@ def walk(txn: Reader | Writer, root: int, prompt: bytes, *, tolerant: bool = Fal
             raise
         path.damage = error
     return path
+
+
+def cut_damage(txn: Writer, path: Path, prompt: bytes) -> None:
+    """Unlink the record at which a tolerant walk ended, so that the prompt can be saved anew from there.
+
+    What lay below it is never reached again, ages, and is evicted like any other leaf.
+    """
+    parent = path.nodes[-1].node if path.nodes else path.root
+    at = path.matched
+    txn.delete(txn.db.children, child_key(parent, int.from_bytes(prompt[4 * at : 4 * at + 4], "little")))
+    path.damage = None
 
 
 def _follow(txn: Reader | Writer, path: Path, prompt: bytes) -> None:

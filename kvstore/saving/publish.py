@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvstore import blocks as table
 from kvstore.blocks import PreparedBlock
 from kvstore.env import Writer
-from kvstore.radix import Grown, Path, checkpoints, grow, nodes, walk
+from kvstore.radix import Grown, Path, checkpoints, cut_damage, grow, nodes, walk
 from kvstore.saving.gather import merge_stored
 from kvstore.scope import NamespaceScope
 
 __all__ = ["Piece", "StatesPiece", "publish_piece", "publish_states"]
+
+_log = logging.getLogger("kvstore")
 
 
 @dataclass(slots=True)
@@ -63,7 +66,10 @@ def publish_piece(scope: NamespaceScope, piece: Piece) -> Grown:
 
     def work(txn: Writer) -> Grown:
         piece.save_id = given  # one handed out by a try that was aborted may be handed out again
-        path = walk(txn, scope.root, piece.prompt)
+        path = walk(txn, scope.root, piece.prompt, tolerant=True)
+        if path.damage is not None:
+            _log.warning("a damaged part of the index is cut off and saved anew: %s", path.damage)
+            cut_damage(txn, path, piece.prompt)
         keep.clear()
         keep.update(node.node for node in path.nodes)
         bad = scope.store.bad(txn)

@@ -65,7 +65,7 @@ class SaveResult:
 def stored_prefix(scope: NamespaceScope, prompt: bytes) -> int:
     """How many leading tokens have all their rows stored in blocks that nobody refused."""
     with scope.store.environment.reading() as txn:
-        path = walk(txn, scope.root, prompt)
+        path = walk(txn, scope.root, prompt, tolerant=True)
         return path.sound(path.matched, scope.layout.block_tokens, scope.store.bad(txn))
 
 
@@ -176,7 +176,7 @@ class Saver:
 
     def _touch(self) -> None:
         with self._scope.store.environment.reading() as txn:
-            path = walk(txn, self._scope.root, self._prompt)
+            path = walk(txn, self._scope.root, self._prompt, tolerant=True)
         if path.nodes:
             self._scope.store.touch(path.nodes[-1].node)
 

@@ -211,7 +211,7 @@ class Store:
         """
         scope = self._check_open()
         with scope.environment.reading() as txn:
-            raw = txn.get(namespace_id, None, txn.db.namespaces)
+            raw = txn.get(namespace_id, txn.db.namespaces)
         if raw is None:
             raise KeyError(namespace_id.hex())
         return evict_all(scope, NamespaceRecord.decode(namespace_id, raw).root)

@@ -77,7 +77,7 @@ class Capturer:
 
     def _touch(self, prompt: bytes) -> None:
         with self._scope.store.environment.reading() as txn:
-            path = walk(txn, self._scope.root, prompt)
+            path = walk(txn, self._scope.root, prompt, tolerant=True)
         if path.nodes:
             self._scope.store.touch(path.nodes[-1].node)
 

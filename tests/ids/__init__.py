@@ -1,0 +1,1 @@
+"""Identities: tokens, and the hashes that name things."""

@@ -1,0 +1,1 @@
+"""Layouts: what they can express, refuse, and how they are named."""

@@ -1,0 +1,1 @@
+"""Records: bytes to values and back, pinned byte for byte."""

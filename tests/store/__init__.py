@@ -1,0 +1,1 @@
+"""The store: saves, matches, leases, eviction, damage, several processes."""
