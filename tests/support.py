@@ -116,7 +116,7 @@ def child(code: str, *args: str | os.PathLike[str]) -> subprocess.Popen[str]:
     """Start Python on a piece of code: the prelude above stands in front of it. The caller waits for it or kills it."""
     source = PRELUDE + textwrap.dedent(code)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    command = [sys.executable, "-c", source, *map(os.fspath, args)]
+    command = [sys.executable, "-c", source, *[os.fspath(arg) for arg in args]]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT
     )

@@ -110,8 +110,8 @@ class HashEngine:
         seen = blake3(token.to_bytes(4, "little") + self.position.to_bytes(4, "little"))
         for hasher in self._hashers:
             seen.update(hasher.digest())
-        for state in self.states.values():
-            seen.update(np.ascontiguousarray(state).tobytes())
+        for array in self.states.values():
+            seen.update(array.tobytes())
         key = seen.digest()
         self.position += 1
         for index, stream in enumerate(self._layout.streams):
