@@ -1,0 +1,1 @@
+"""Benchmarks: what kvstore reaches on a machine, each candidate against a baseline measured in the same run."""

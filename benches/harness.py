@@ -1,0 +1,139 @@
+"""What every workload is made of: sizes, a context to run in, alternating pairs, targets."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+__all__ = ["SIZES", "Bench", "Context", "Needs", "Outcome", "Size", "Target", "median", "pairs", "quantile"]
+
+Size = Literal["full", "quick", "smallest"]
+SIZES: tuple[Size, ...] = ("full", "quick", "smallest")
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a workload needs at most, in bytes: disk in the scratch directory, memory with the page cache it counts on."""
+
+    disk: int
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A figure that has to be reached.
+
+    Attributes
+    ----------
+    name : str
+        What is measured, with its unit.
+    value, limit : float
+        What came out, and the limit.
+    at_most : bool
+        Whether the limit is an upper one.
+    """
+
+    name: str
+    value: float
+    limit: float
+    at_most: bool = True
+
+    @property
+    def met(self) -> bool:
+        """Whether the figure is within the limit."""
+        return self.value <= self.limit if self.at_most else self.value >= self.limit
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a workload measured.
+
+    Attributes
+    ----------
+    figures : dict
+        Everything, as it goes into the JSON file.
+    targets : list of Target
+        What has a limit.
+    lines : list of str
+        What a person reads.
+    doubts : list of str
+        What makes the figures untrustworthy, as far as the workload itself noticed.
+    """
+
+    figures: dict[str, Any] = field(default_factory=dict)
+    targets: list[Target] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where and how large a workload runs.
+
+    Attributes
+    ----------
+    scratch : Path
+        An empty directory of its own, removed afterwards.
+    size : str
+        One of `SIZES`.
+    say : callable
+        Takes a line of progress.
+    """
+
+    scratch: Path
+    size: Size
+    say: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A workload.
+
+    Attributes
+    ----------
+    name, title : str
+        How it is called, and what it does in a line.
+    needs : callable
+        What it needs at a size.
+    run : callable
+        Measures it.
+    """
+
+    name: str
+    title: str
+    needs: Callable[[Size], Needs]
+    run: Callable[[Context], Outcome]
+
+
+def median(values: Sequence[float]) -> float:
+    """The median."""
+    return statistics.median(values)
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The value that a share `q` of all values does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
+def pairs(context: Context, what: str, count: int, candidates: Mapping[str, Callable[[], float | None]]) -> dict[str, list[float]]:
+    """Run all candidates `count` times, in turns, every other time in reverse order; return their seconds, run by run.
+
+    A candidate that returns seconds is taken at its word: it has work around what is to be measured.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    began = time.perf_counter()
+    for place in range(count):
+        for name in candidates if place % 2 == 0 else reversed(list(candidates)):
+            gc.collect()
+            start = time.perf_counter()
+            own = candidates[name]()
+            seconds[name].append(time.perf_counter() - start if own is None else own)
+        left = (time.perf_counter() - began) / (place + 1) * (count - place - 1)
+        context.say(f"{what}: {place + 1} of {count}" + (f", about {left:.0f} s left" if left >= 1 else ""))
+    return seconds

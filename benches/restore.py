@@ -1,0 +1,232 @@
+"""restore: a long session from the page cache (and cold) into arrays, validated, against a plain copy from a mapped file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from benches import pagecache
+from benches.harness import Bench, Context, Needs, Outcome, Size, Target, median, pairs
+from benches.sessions import TOKEN_BYTES, Array, arrays_for, bytes_of, large_layout, pieces, random_tokens, touched
+from kvstore import Layout, Namespace, Store
+
+__all__ = ["BENCH"]
+
+_THREADS = 2
+_LIMIT = 0.6
+# (tokens, pairs, cold pairs)
+_SIZES: dict[Size, tuple[int, int, int]] = {"full": (100_000, 9, 3), "quick": (20_000, 7, 2), "smallest": (1500, 2, 1)}
+
+
+def _needs(size: Size) -> Needs:
+    total = _SIZES[size][0] * TOKEN_BYTES
+    return Needs(disk=3 * total + (256 << 20), memory=3 * total + (1 << 30))
+
+
+def _write_plain(path: Path, arrays: dict[str, Array]) -> None:
+    with path.open("wb", buffering=0) as file:
+        for piece in pieces(arrays, 8 << 20):
+            for part in piece:
+                file.write(part)
+
+
+class _Plain:
+    """The baseline: a map of a plain file with the same bytes, copied array by array, each cut evenly among the threads."""
+
+    def __init__(self, path: Path, into: dict[str, Array], pool: ThreadPoolExecutor) -> None:
+        self._path = path
+        self._into = [a.reshape(-1).view(np.uint8) for a in into.values()]
+        self._pool = pool
+        self.view: npt.NDArray[np.uint8] = np.memmap(path, np.uint8, mode="r")
+
+    def copy(self) -> None:
+        at = 0
+        work: list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]] = []
+        for array in self._into:
+            source = self.view[at : at + array.size]
+            at += array.size
+            step = -(-array.size // _THREADS)
+            starts = range(0, array.size, step)
+            work += [(array[start : start + step], source[start : start + step]) for start in starts]
+        for _ in self._pool.map(lambda pair: np.copyto(pair[0], pair[1]), work):
+            pass
+
+    def map_anew(self) -> None:
+        del self.view
+        self.view = np.memmap(self._path, np.uint8, mode="r")
+
+    def close(self) -> None:
+        del self.view
+
+    def same(self) -> bool:
+        at = 0
+        for array in self._into:
+            if not np.array_equal(array, self.view[at : at + array.size]):
+                return False
+            at += array.size
+        return True
+
+
+class _Stored:
+    """The candidate: a store, opened anew where its map is to be a fresh one."""
+
+    def __init__(self, path: Path, cap: int, layout: Layout, prompt: npt.NDArray[np.uint32]) -> None:
+        self._path, self._cap, self._layout, self._prompt = path, cap, layout, prompt
+        self.opened: list[float] = []
+        self.leased: list[float] = []
+        self.open()
+
+    def open(self) -> None:
+        """Open the store, and so map its file anew."""
+        start = time.perf_counter()
+        self.store = Store.open(self._path, max_bytes=self._cap)
+        self.namespace: Namespace = self.store.namespace(self._layout)
+        self.opened.append(time.perf_counter() - start)
+
+    def map_anew(self) -> None:
+        self.store.close()
+        self.open()
+
+    def close(self) -> None:
+        self.store.close()
+
+    def restore(self, into: dict[str, Array]) -> None:
+        start = time.perf_counter()
+        with self.namespace.lease(self._prompt) as lease:
+            self.leased.append(time.perf_counter() - start)
+            if lease.length != self._prompt.size:
+                raise AssertionError(f"a lease of {lease.length} tokens, expected {self._prompt.size}")
+            lease.copy_into(into, threads=_THREADS)
+
+    def views(self) -> dict[str, float]:
+        """Milliseconds of a lease, of one view for each block, and of one for each stream of each block."""
+        start = time.perf_counter()
+        with self.namespace.lease(self._prompt) as lease:
+            leased = time.perf_counter()
+            payloads = [block.payload for block in lease.blocks]
+            viewed = time.perf_counter()
+            streams = [lease.views(stream.name) for stream in self._layout.streams]
+            end = time.perf_counter()
+            count = sum(len(s) for s in streams)
+            blocks = len(payloads)
+            del payloads, streams
+        return {
+            "blocks": blocks,
+            "stream_views": count,
+            "lease_ms": (leased - start) * 1e3,
+            "block_views_ms": (viewed - leased) * 1e3,
+            "stream_views_ms": (end - viewed) * 1e3,
+        }
+
+
+def _compare(outcome: Outcome, name: str, total: int, seconds: dict[str, list[float]]) -> float:
+    """Note both sides of some pairs; return the median of the pairs' ratios."""
+    ratio = median([p / k for p, k in zip(seconds["plain"], seconds["kvstore"], strict=True)])
+    speed = {side: total / median(s) / 1e9 for side, s in seconds.items()}
+    outcome.figures[name] = {
+        "pairs": len(seconds["plain"]),
+        "plain_gb_s": speed["plain"],
+        "kvstore_gb_s": speed["kvstore"],
+        "ratio": ratio,
+        "seconds": seconds,
+    }
+    outcome.lines.append(f"{name:12} plain {speed['plain']:6.2f} GB/s, kvstore {speed['kvstore']:6.2f} GB/s, ratio {ratio:.3f}")
+    return ratio
+
+
+def _run(context: Context) -> Outcome:
+    tokens, count, cold = _SIZES[context.size]
+    layout = large_layout()
+    prompt = random_tokens(5, tokens)
+    plain_file, store_dir = context.scratch / "plain", context.scratch / "store"
+    cap = 2 * tokens * TOKEN_BYTES + (256 << 20)
+    outcome = Outcome()
+
+    context.say(f"saving {tokens * TOKEN_BYTES / 1e9:.2f} GB, and writing them to a plain file")
+    source = arrays_for(layout, tokens)
+    total = bytes_of(source)
+    _write_plain(plain_file, source)
+    with Store.open(store_dir, max_bytes=cap) as store:
+        store.namespace(layout).save(prompt, source)
+    del source
+    data = store_dir / "data.mdb"
+    into = touched(layout, tokens)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        plain = _Plain(plain_file, into, pool)
+        stored = _Stored(store_dir, cap, layout, prompt)
+        try:
+            stored.restore(into)
+            if not plain.same():
+                raise AssertionError("what was restored is not what was saved")
+            plain.copy()
+            in_cache = min(pagecache.resident(plain_file), pagecache.resident(data))
+            if in_cache < 0.99:
+                outcome.doubts.append(f"only {100 * in_cache:.0f}% of a file are in the page cache")
+            sides = {"plain": plain.copy, "kvstore": lambda: stored.restore(into)}
+
+            warm = pairs(context, "warm, maps in use", count, sides)
+            ratio = _compare(outcome, "warm", total, warm)
+            fresh = pairs(
+                context,
+                "warm, maps made anew",
+                count,
+                {"plain": lambda: _anew(plain, plain.copy), "kvstore": lambda: _anew(stored, lambda: stored.restore(into))},
+            )
+            first = _compare(outcome, "warm_fresh", total, fresh)
+            views = stored.views()
+            lease_ms, open_ms = median(stored.leased) * 1e3, median(stored.opened) * 1e3
+            outcome.figures["lease"] = {**views, "restore_lease_ms": lease_ms, "open_ms": open_ms}
+            outcome.lines.append(
+                f"lease        {lease_ms:.2f} ms; {views['blocks']} block views {views['block_views_ms']:.2f} ms, "
+                f"{views['stream_views']} stream views {views['stream_views_ms']:.2f} ms; opening the store {open_ms:.1f} ms"
+            )
+            if cold:
+                stayed: list[float] = []
+
+                def cold_plain() -> float:
+                    plain.close()
+                    stayed.append(pagecache.drop(plain_file))
+                    plain.view = np.memmap(plain_file, np.uint8, mode="r")
+                    start = time.perf_counter()
+                    plain.copy()
+                    return time.perf_counter() - start
+
+                def cold_stored() -> float:
+                    stored.close()
+                    stayed.append(pagecache.drop(data))
+                    stored.open()
+                    start = time.perf_counter()
+                    stored.restore(into)
+                    return time.perf_counter() - start
+
+                _compare(outcome, "cold", total, pairs(context, "cold", cold, {"plain": cold_plain, "kvstore": cold_stored}))
+                outcome.figures["cold"]["resident_after_drop"] = max(stayed)
+                if max(stayed) > 0.01:
+                    share = f"{100 * max(stayed):.0f}%"
+                    outcome.doubts.append(f"{share} of a file stayed in the page cache: the cold figures are not cold")
+        finally:
+            plain.close()
+            stored.close()
+    outcome.figures["bytes"] = total
+    outcome.figures["threads"] = _THREADS
+    outcome.targets = [
+        Target("warm, maps in use: speed over that of a plain copy", ratio, _LIMIT, at_most=False),
+        Target("warm, maps made anew: speed over that of a plain copy", first, _LIMIT, at_most=False),
+    ]
+    return outcome
+
+
+def _anew(side: _Plain | _Stored, work: Callable[[], None]) -> float:
+    """Let a side map its file anew, then time its work."""
+    side.map_anew()
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+BENCH = Bench("restore", "1.6 GB from the page cache and cold into arrays, validated, against a plain copy", _needs, _run)

@@ -1,0 +1,125 @@
+"""turn: what a turn of a long conversation writes to the file system, against the bytes that are new."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from benches.harness import Bench, Context, Needs, Outcome, Size, Target
+from benches.sessions import TOKEN_BYTES, arrays_for, large_layout, random_tokens
+from kvstore import Store
+
+__all__ = ["BENCH"]
+
+_RATIO, _SLACK = 1.05, 256 << 10
+# (tokens of the session, turns, tokens of a turn); then more turns of other lengths, so that the tail takes other sizes
+_SIZES: dict[Size, tuple[int, int, int]] = {
+    "full": (100_000, 10, 512),
+    "quick": (20_000, 4, 512),
+    "smallest": (1000, 2, 100),
+}
+_OTHER_TURNS = (500, 520, 37, 1000, 256, 300, 7)
+
+
+def _needs(size: Size) -> Needs:
+    tokens, turns, each = _SIZES[size]
+    total = (tokens + turns * each + sum(_OTHER_TURNS)) * TOKEN_BYTES
+    return Needs(disk=2 * total + (256 << 20), memory=total + (512 << 20))
+
+
+def _written() -> tuple[int, int]:
+    """Bytes that this process has caused to be written to storage, and bytes that it has handed to write calls.
+
+    The first are counted when the cache's pages become dirty. A durable save ends clean, so that what the next save changes
+    again is counted again. The kernel counts a large page of the cache whole even if a part of it is written; the second
+    number does not have that, and misses what is written through a map (LMDB is not used in that way here).
+    """
+    found = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    if "write_bytes" not in found:
+        raise OSError("the kernel does not count this process's writes (CONFIG_TASK_IO_ACCOUNTING)")
+    return int(found["write_bytes"]), int(found["wchar"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    base: int
+    tokens: int
+    new_bytes: int
+    tail_bytes: int
+    written: int
+    handed: int
+    seconds: float
+
+    @property
+    def excess(self) -> float:
+        """What was written, over the limit's own terms: at most 1.05 meets the target."""
+        return (self.written - _SLACK) / (self.new_bytes + self.tail_bytes)
+
+    def record(self) -> dict[str, float]:
+        return {
+            "base": self.base,
+            "tokens": self.tokens,
+            "new_bytes": self.new_bytes,
+            "tail_bytes": self.tail_bytes,
+            "written_bytes": self.written,
+            "write_call_bytes": self.handed,
+            "seconds": self.seconds,
+            "ratio": self.written / (self.new_bytes + self.tail_bytes),
+            "ratio_less_slack": self.excess,
+        }
+
+
+def _run(context: Context) -> Outcome:
+    tokens, count, each = _SIZES[context.size]
+    layout = large_layout()
+    size = layout.block_tokens
+    lengths = [each] * count + list(_OTHER_TURNS)
+    total = tokens + sum(lengths)
+    prompt = random_tokens(7, total)
+    context.say(f"making {total * TOKEN_BYTES / 1e9:.2f} GB of rows")
+    arrays = arrays_for(layout, total)
+    outcome = Outcome()
+    turns: list[_Turn] = []
+    with Store.open(context.scratch / "store", max_bytes=2 * total * TOKEN_BYTES + (256 << 20)) as store:
+        namespace = store.namespace(layout)
+        context.say(f"saving the first {tokens} tokens")
+        namespace.save(prompt[:tokens], {name: a[:tokens] for name, a in arrays.items()})
+        base = tokens
+        for length in lengths:
+            start = base - base % size
+            stop = base + length
+            rows = {name: a[start:stop] for name, a in arrays.items()}
+            before = _written()
+            saved = namespace.save(prompt[:stop], rows, start=start)
+            after = _written()
+            tail = (base - start) * TOKEN_BYTES
+            turns.append(_Turn(base, length, length * TOKEN_BYTES, tail, after[0] - before[0], after[1] - before[1], saved.seconds))
+            base = stop
+        with namespace.lease(prompt) as lease:
+            if lease.length != total:
+                raise AssertionError(f"{lease.length} of {total} tokens can be restored after the turns")
+            lease.validate()
+    of_target, others = turns[:count], turns[count:]
+    worst = max(of_target, key=lambda t: t.excess)
+    outcome.figures = {
+        "token_bytes": TOKEN_BYTES,
+        "block_tokens": size,
+        "session_tokens": tokens,
+        "turns": [t.record() for t in of_target],
+        "other_turns": [t.record() for t in others],
+    }
+    for turn in turns:
+        ratio = turn.written / (turn.new_bytes + turn.tail_bytes)
+        outcome.lines.append(
+            f"{turn.base:>7} +{turn.tokens:<5} new {turn.new_bytes / 2**20:6.2f} MiB, tail {turn.tail_bytes / 2**20:5.2f}, "
+            f"written {turn.written / 2**20:6.2f} (calls {turn.handed / 2**20:6.2f}): ratio {ratio:.3f}, "
+            f"less {_SLACK >> 10} KiB {turn.excess:.3f}; {turn.seconds * 1e3:.0f} ms"
+        )
+    outcome.targets = [Target(f"worst turn of +{each}: (written - {_SLACK >> 10} KiB) / (new + tail)", worst.excess, _RATIO)]
+    if others:
+        worst = max(others, key=lambda t: t.excess)
+        outcome.targets.append(Target(f"worst turn of other lengths (+{worst.tokens}): the same", worst.excess, _RATIO))
+    return outcome
+
+
+BENCH = Bench("turn", "what a turn of +512 tokens writes after 100,000, at 16 KiB a token, against the new bytes", _needs, _run)
