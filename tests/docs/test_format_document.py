@@ -37,10 +37,12 @@ def example(name: str) -> dict[str, bytes]:
 
 
 def namespace() -> bytes:
+    """The id of the example's namespace."""
     return ids.namespace_id(LAYOUT.fingerprint, ids.salt_digest(b"tenant"))
 
 
 def payload() -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """The payload of the example's block of four rows."""
     data = np.zeros(LAYOUT.payload_bytes(4), np.uint8)
     data[:16] = range(16)
     data[64:76] = range(100, 112)
