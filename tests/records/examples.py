@@ -44,7 +44,7 @@ NODE = Node(
 BARE_NODE = Node(10, 1, 1, 0, 20, TOKENS, BLOCK, OTHER)
 STORE = StoreRecord(bytes(range(16)), 2, 1 << 30, 32768, 1_700_000_000_000_000)
 NAMESPACE_RECORD = NamespaceRecord(NAMESPACE, 7, 1_700_000_000_000_001, OTHER, LAYOUT.canonical)
-STATES = {"r": np.array([1.5, -2.0, 0.0], np.float32), "blob": np.arange(5, dtype=np.uint8)}
+STATES: dict[str, Any] = {"r": np.array([1.5, -2.0, 0.0], np.float32), "blob": np.arange(5, dtype=np.uint8)}
 PACKED = np.concatenate(list(pack_states(LAYOUT, STATES)))
 CHILD_KEY = child_key(4, 0x01020304)
 

@@ -136,12 +136,10 @@ def test_a_record_of_another_key_is_not_taken() -> None:
         Node.decode(9, ENCODED["usage"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("states", "layout")])
 def test_every_flipped_bit_is_noticed(name: str) -> None:
-    """No single changed bit of a record passes: states, whose checksum lies in a header, are the one exception."""
+    """No single changed bit of a record passes (packed states and layouts are covered by a header and a record around them)."""
     raw = ENCODED[name]
-    if name in ("states", "layout"):
-        pytest.skip("packed states and layouts have no checksum of their own; the block's header and the record have it")
     for bit in range(8 * len(raw)):
         changed = bytearray(raw)
         changed[bit // 8] ^= 1 << bit % 8
