@@ -81,7 +81,7 @@ class StoreClosedError(KVStoreError, ValueError):
 
 
 class ForkedStoreError(StoreClosedError):
-    """The store was opened before a fork; this process must open its own."""
+    """The store was open when this process was forked: it can be neither used nor opened again in the child."""
 
 
 class LeaseClosedError(KVStoreError, ValueError):

@@ -106,7 +106,8 @@ class Environment:
         """
         if self._forked:
             raise ForkedStoreError(
-                f"the store at {self.path} was opened before this process was forked; open it again in this process"
+                f"the store at {self.path} was open when this process was forked and can't be used here; "
+                "open stores after forking, or start workers with 'spawn'"
             )
         if self._closed:
             raise StoreClosedError(f"the store at {self.path} is closed; open it again")
@@ -172,6 +173,18 @@ class Environment:
         except BaseException:
             writer.txn.abort()
             raise
+        for offset, length in writer.freed:
+            self._forget(offset, length)
+
+    def _forget(self, offset: int, length: int) -> None:
+        """Drop what the page cache holds of a freed block: memory for what is live.
+
+        It also keeps the next write there honest: a write into a large cached folio makes the kernel account all of it. A
+        reader that still sees the block reads it from the disk again.
+        """
+        self.file_map.discard(offset, length)
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(self._data_fd, offset, length, os.POSIX_FADV_DONTNEED)
 
     def classify_full(self, error: MapFull) -> SpacePinned | None:
         """After MapFull: clear dead readers' slots; name the cause if a reader pins what was freed, else return None."""

@@ -34,6 +34,10 @@ from kvstore.records.constants import (
     LMDB_LOCK_FILE,
     LOCK_RESERVE,
     OPEN_LOCK_FILE,
+    PAGE_HEADER,
+    SPACER_REGION_PAGES,
+    SPACER_REGION_SHARE,
+    SPACER_STEP,
     WRITE_LOCK_FILE,
 )
 from kvstore.records.meta import COUNTERS_KEY, FORMAT_KEY, STORE_KEY, Counters, StoreRecord, decode_format, encode_format
@@ -103,7 +107,13 @@ def open_environment(
 
 def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool) -> None:
     at = Path(directory)
-    if not at.exists():
+    try:
+        there_already = at.exists()
+    except OSError as error:
+        raise StoreOwnerError(
+            f"{directory} cannot be reached: {error.strerror}; check the permissions of what leads to it"
+        ) from error
+    if not there_already:
         if max_bytes is None:
             raise StoreMissingError(f"there is no store at {directory}; pass max_bytes to create one")
         map_bytes_for(max_bytes, DEFAULT_PAGE_BYTES)
@@ -169,8 +179,10 @@ def _open_locked(
     try:
         environment = _open_file(directory, data)
         try:
-            if first:
-                _initialise(environment, max_bytes)
+            if first and _initialise(environment, max_bytes):
+                environment.close()
+                _drop_cached(data)
+                environment = _open_file(directory, data)
             record, db = _read_identity(environment, directory)
             if max_bytes is not None and max_bytes != record.cap:
                 raise CapError(
@@ -255,11 +267,20 @@ def verify_file(data: str) -> list[str]:
         return [f"cannot be verified: {error}"]
 
 
-def _initialise(environment: lmdb.Environment, max_bytes: int | None) -> None:
-    """Create the databases and the identity of a store that has none yet, in one transaction."""
+def _drop_cached(data: Path) -> None:
+    """Forget the pages just written: the spacers went out in one run, as large folios that index pages would then share."""
+    fd = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+def _initialise(environment: lmdb.Environment, max_bytes: int | None) -> bool:
+    """Create the databases and the identity of a store that has none yet; return whether that was so."""
     with translated(), environment.begin() as txn:
         if environment.stat()["entries"] or txn.id():
-            return
+            return False
     if max_bytes is None:
         raise StoreMissingError("the store was never finished; pass max_bytes to create it")
     page_bytes = int(environment.stat()["psize"])
@@ -269,6 +290,28 @@ def _initialise(environment: lmdb.Environment, max_bytes: int | None) -> None:
         txn.put(FORMAT_KEY, encode_format(), db=db.meta)
         txn.put(STORE_KEY, record.encode(), db=db.meta)
         txn.put(COUNTERS_KEY, Counters().encode(), db=db.meta)
+    _space_out(environment, db.spacers, page_bytes)
+    return True
+
+
+def _space_out(environment: lmdb.Environment, spacers: object, page_bytes: int) -> None:
+    """Prepare a region at the file's beginning in which only pages of the index find room.
+
+    LMDB hands out free pages from the lowest number up, and a block takes the first run that is long enough. Where every
+    eighth page stays in use no block fits; so index pages, which move with every transaction, gather here instead of breaking
+    up the runs that blocks come and go in.
+    """
+    pages = int(environment.info()["map_size"]) // page_bytes
+    region = min(pages // SPACER_REGION_SHARE, SPACER_REGION_PAGES)
+    keys = [index.to_bytes(4, "big") for index in range(region)]
+    with translated():
+        with environment.begin(write=True) as txn:
+            for key in keys:
+                txn.put(key, bytes(page_bytes - PAGE_HEADER), db=spacers)
+        with environment.begin(write=True) as txn:
+            for index, key in enumerate(keys):
+                if index % SPACER_STEP:
+                    txn.delete(key, db=spacers)
 
 
 def _read_identity(environment: lmdb.Environment, directory: str) -> tuple[StoreRecord, Databases]:

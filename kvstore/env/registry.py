@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvstore.env.environment import Environment
 from kvstore.env.opening import open_environment
-from kvstore.errors import CapError
+from kvstore.errors import CapError, ForkedStoreError
 from kvstore.records.constants import DATA_FILE
 
 __all__ = ["acquire_environment", "open_handles", "release_environment", "retain_environment"]
@@ -22,6 +22,9 @@ class _Shared:
 
 # LMDB forbids opening a file twice in a process; keyed by device and inode, which every path to it has in common.
 _open: dict[tuple[int, int], _Shared] = {}
+# Files that were open when this process was forked. LMDB must not open them here: its handle from before the fork can't be
+# closed without clearing the parent's reader slots.
+_inherited: set[tuple[int, int]] = set()
 _opening = threading.Lock()  # one opener at a time; it may wait for other processes, and leases must not wait with it
 _guard = threading.RLock()  # re-entrant: the last view of a lease may die in a garbage collection anywhere
 
@@ -40,6 +43,11 @@ def acquire_environment(
     """Open a store, or take another handle of one that is open in this process. `release_environment` gives it back."""
     with _opening:
         key = _identity(path)
+        if key is not None and key in _inherited:
+            raise ForkedStoreError(
+                f"the store at {os.fspath(path)} was open when this process was forked, and LMDB opens a file once in a process; "
+                "open stores after forking, or start workers with 'spawn'"
+            )
         with _guard:
             shared = _open.get(key) if key is not None else None
             if shared is not None:
@@ -88,6 +96,7 @@ def _after_fork_in_child() -> None:
     _guard, _opening = threading.RLock(), threading.Lock()
     for shared in _open.values():
         shared.environment.after_fork()
+    _inherited.update(_open)
     _open.clear()
 
 

@@ -57,7 +57,8 @@ class Store:
     """A handle on a store: a directory on a local file system that many processes have open at once. Thread-safe.
 
     Made by `Store.open`; used as a context manager, or closed with `close`. Opening a store twice in one process gives two
-    handles on the same open file. After a fork the child opens its own.
+    handles on the same open file. A store that is open during a fork can be neither used nor
+    opened again in the child: fork first, or start workers with 'spawn'.
     """
 
     def __init__(self, scope: StoreScope) -> None:
