@@ -152,6 +152,7 @@ def drop_reference(txn: Writer, block_id: bytes) -> int:
     txn.delete(txn.db.refs, block_id)
     txn.delete(txn.db.bad, block_id)
     txn.delete(txn.db.blocks, block_id)
+    txn.freed.append((ref.offset, ref.payload_bytes))
     return ref.pages
 
 

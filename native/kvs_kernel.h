@@ -119,6 +119,13 @@ int kvs_map_open(int fd, size_t length, uint64_t *address);
  */
 int kvs_map_populate(uint64_t address, size_t length);
 
+/*
+ * Unmaps what of a range is mapped in now; the next access brings it back
+ * from the file. For a range whose contents nobody wants any more, so that
+ * the page cache can drop it. Reading meanwhile is safe. 0 or an errno.
+ */
+int kvs_map_discard(uint64_t address, size_t length);
+
 /* Ends a map made by kvs_map_open. Nobody may use it any more. 0 or an errno. */
 int kvs_map_close(uint64_t address, size_t length);
 

@@ -61,6 +61,14 @@ int kvs_map_populate(uint64_t address, size_t length) {
     return 0;
 }
 
+int kvs_map_discard(uint64_t address, size_t length) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    uintptr_t start = ((uintptr_t)address + page - 1) & ~(uintptr_t)(page - 1);
+    uintptr_t end = ((uintptr_t)address + length) & ~(uintptr_t)(page - 1);
+    if (start >= end) return 0;
+    return madvise((void *)start, end - start, MADV_DONTNEED) ? errno : 0;
+}
+
 int kvs_map_close(uint64_t address, size_t length) {
     return munmap((void *)(uintptr_t)address, length) ? errno : 0;
 }

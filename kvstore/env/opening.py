@@ -294,7 +294,7 @@ def _initialise(environment: lmdb.Environment, max_bytes: int | None) -> bool:
     return True
 
 
-def _space_out(environment: lmdb.Environment, spacers: object, page_bytes: int) -> None:
+def _space_out(environment: lmdb.Environment, spacers: lmdb._Database, page_bytes: int) -> None:
     """Prepare a region at the file's beginning in which only pages of the index find room.
 
     LMDB hands out free pages from the lowest number up, and a block takes the first run that is long enough. Where every

@@ -34,6 +34,7 @@ class Databases:
     blocks: Any
     refs: Any
     bad: Any
+    spacers: Any
 
     def all(self) -> list[Any]:
         """All handles."""
@@ -92,10 +93,9 @@ class Reader:
     def get(self, key: bytes, db: Any) -> bytes | None:
         """Read a record as bytes; None when there is none."""
         try:
-            found: Any = self._txn.get(key, None, db)
+            return self._txn.get(key, None, db)  # type: ignore[return-value]  # bytes: begun without buffers
         except lmdb.Error as error:
             raise translate(error) from error
-        return found  # bytes, since the transaction was begun without buffers
 
     def entries(self, database: Any) -> int:
         """How many records a database has."""
@@ -119,13 +119,13 @@ class Reader:
 class Writer:
     """The write transaction. Made by `Environment.write`, used on the thread that made it."""
 
-    __slots__ = ("_buffers", "_environment", "db", "page_bytes", "transaction", "txn")
+    __slots__ = ("db", "freed", "page_bytes", "transaction", "txn")
 
     def __init__(self, environment: lmdb.Environment, db: Databases, page_bytes: int) -> None:
         self.txn: lmdb.Transaction = environment.begin(write=True, buffers=True)
-        self._environment = environment
         self.db = db
         self.page_bytes = page_bytes
+        self.freed: list[tuple[int, int]] = []  # (offset, length) of runs that hold nothing once this is committed
         self.transaction: int = self.txn.id()
 
     def get(self, key: bytes, db: Any) -> bytes | None:

@@ -76,6 +76,20 @@ class FileMap:
         if error := lib.kvs_map_populate(self.address + offset, length):
             raise OSError(error, f"cannot read [{offset}, {offset + length}) of the map: {os.strerror(error)}")
 
+    def discard(self, offset: int, length: int) -> None:
+        """Unmap what of a range is mapped in, so that the page cache may drop it; the next access brings it back.
+
+        Does nothing on a closed map. Reading the range meanwhile is safe.
+
+        Parameters
+        ----------
+        offset, length : int
+            Bytes; what lies outside the map is ignored.
+        """
+        end = min(offset + length, self.length)
+        if self.address and 0 <= offset < end:
+            lib.kvs_map_discard(self.address + offset, end - offset)
+
     def close(self) -> None:
         """End the map; its addresses are invalid from here. A second call does nothing."""
         address, length = self.address, self.length

@@ -51,17 +51,26 @@ class Geometry:
     ----------
     page_bytes : int
         LMDB's page size.
-    full_pages : int
-        Pages of a block of the layout's size class. A smaller one is padded to one of `TAIL_SIZES` fractions of it.
+    sizes : tuple of int
+        The numbers of pages that values take, ascending: those of `TAIL_SIZES` equal parts of a full payload. So a freed
+        tail's run fits the next one, and a full block's fits any.
     """
 
     page_bytes: int
-    full_pages: int
+    sizes: tuple[int, ...]
 
     @classmethod
     def of(cls, page_bytes: int, sums: int, payload_bytes: int) -> Geometry:
         """Geometry of a size class whose largest block has this many checksums and payload bytes."""
-        return cls(page_bytes, -(-(PAGE_HEADER + header_bytes(sums) + payload_bytes) // page_bytes))
+        head = PAGE_HEADER + header_bytes(sums)
+        least = -(-(PAGE_HEADER + inline_limit(page_bytes, ID_BYTES) + 1) // page_bytes)
+        parts = (-(-payload_bytes * part // TAIL_SIZES) for part in range(1, TAIL_SIZES + 1))
+        return cls(page_bytes, tuple(sorted({max(-(-(head + part) // page_bytes), least) for part in parts})))
+
+    @property
+    def full_pages(self) -> int:
+        """Pages of a block of the layout's size class."""
+        return self.sizes[-1]
 
     def value_bytes(self, header: int, payload_bytes: int) -> int:
         """Length of the value that holds a header of `header` bytes and a payload, padding included.
@@ -69,11 +78,9 @@ class Geometry:
         It fills its pages (LMDB writes whole pages anyhow) and is always past LMDB's inline limit, so that it never lies
         inside a leaf page.
         """
-        least = max(header + payload_bytes, inline_limit(self.page_bytes, ID_BYTES) + 1)
-        pages = -(-(PAGE_HEADER + least) // self.page_bytes)
-        if pages <= self.full_pages:
-            eighths = -(-pages * TAIL_SIZES // self.full_pages)
-            pages = max(pages, -(-self.full_pages * eighths // TAIL_SIZES))
+        least = max(PAGE_HEADER + header + payload_bytes, PAGE_HEADER + inline_limit(self.page_bytes, ID_BYTES) + 1)
+        needed = -(-least // self.page_bytes)
+        pages = next((size for size in self.sizes if size >= needed), needed)
         return pages * self.page_bytes - PAGE_HEADER
 
     def pages(self, value_bytes: int) -> int:

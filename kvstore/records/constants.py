@@ -22,6 +22,9 @@ __all__ = [
     "OPEN_LOCK_FILE",
     "PAGE_HEADER",
     "PAYLOAD_ALIGN",
+    "SPACER_REGION_PAGES",
+    "SPACER_REGION_SHARE",
+    "SPACER_STEP",
     "STORE_MAGIC",
     "TAIL_SIZES",
     "WRITE_LOCK_FILE",
@@ -38,7 +41,7 @@ KIND_STATES: Final = 2  # a piece of the packed states of one checkpoint
 KIND_ENTRY: Final = 3  # reserved: bytes under a key of the caller's
 
 # named databases of the LMDB environment; on disk
-DATABASES: Final = ("meta", "namespaces", "children", "nodes", "usage", "blocks", "refs", "bad")
+DATABASES: Final = ("meta", "namespaces", "children", "nodes", "usage", "blocks", "refs", "bad", "spacers")
 
 # files of a store's directory; on disk
 DATA_FILE: Final = "data.mdb"
@@ -53,6 +56,9 @@ PAGE_HEADER: Final = 16  # bytes of LMDB 0.9's page header; a large value starts
 PAYLOAD_ALIGN: Final = 4096  # on disk: a block's payload starts at a multiple of this in the file
 TAIL_SIZES: Final = 8  # on disk in effect: a block's value is padded to one of this many sizes, so that freed runs fit again
 MAX_READERS: Final = 510  # read transactions at once, over all processes; the first opener's number holds
+SPACER_STEP: Final = 8  # every how many pages of the index region one stays in use
+SPACER_REGION_SHARE: Final = 64  # the region is this part of the map, and at most as long as
+SPACER_REGION_PAGES: Final = 1024
 LOCK_RESERVE: Final = 128 << 10  # what the lock files and the directory itself may take of the cap
 
 _NODE_HEADER = 8  # bytes of LMDB's own header in front of each key and value in a leaf page
