@@ -75,7 +75,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path(".demo"), help="where result.json and ttft.png go (default .demo)")
     parser.add_argument("--keep", action="store_true", help="keep the store, with its damaged block, in the output directory")
     options = parser.parse_args(argv)
-    options.length = options.length or (_QUICK if options.quick else _LENGTH)
+    if options.length is None:
+        options.length = _QUICK if options.quick else _LENGTH
     if not SHORTEST <= options.length <= LONGEST:
         parser.error(f"--length must be {SHORTEST} to {LONGEST}, got {options.length}")
     return options
