@@ -10,6 +10,7 @@ tier.cascade(tokens)               # at the turn's boundary, then when the answe
 import logging
 
 from kvstore import errors
+from kvstore.arrays import Paged
 from kvstore.errors import KVStoreError
 from kvstore.ids import as_tokens, image_tokens
 from kvstore.layout import DTYPES, Layout, State, StateHash, Stream, state_hash
@@ -31,6 +32,7 @@ __all__ = [
     "Match",
     "Namespace",
     "NamespaceInfo",
+    "Paged",
     "Restored",
     "SaveResult",
     "SessionTier",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore import blocks as table
+from kvstore.arrays import Array, StreamArray, check_named, check_rows, rows_of, writeable
 from kvstore.errors import ArrayError, BlockDamaged, IndexDamaged, LeaseClosedError, ViewsAliveError
 from kvstore.ids import TokenArray
 from kvstore.kernel import Rows, crc32c, scatter
@@ -23,7 +23,6 @@ from kvstore.scope import NamespaceScope
 
 __all__ = ["Lease", "LeasedBlock", "open_lease"]
 
-Array = npt.NDArray[Any]
 _MARGIN = 64  # alignment of packed states in memory
 
 
@@ -193,14 +192,14 @@ class Lease:
         """One read-only array for each block: the rows of a stream, in order of position. See `LeasedBlock.stream`."""
         return [block.stream(name) for block in self.blocks]
 
-    def copy_into(self, arrays: Mapping[str, Array], *, threads: int | None = None) -> None:
+    def copy_into(self, arrays: Mapping[str, StreamArray], *, threads: int | None = None) -> None:
         """Copy rows [0, length) of every named stream into the caller's arrays, checking every byte in the same pass.
 
         Parameters
         ----------
-        arrays : mapping of str to ndarray
+        arrays : mapping of str to ndarray or Paged
             Any of the layout's streams. Each has the stream's shape and view dtype, any strides, and along its token axis
-            at least the rows of `length` positions; rows behind those are left alone. Not overlapping.
+            at least the rows of `length` positions; rows behind those are left alone. Not overlapping. In pages, likewise.
         threads : int, optional
             Threads to copy with; by default one for each processor, at most 8. The GIL is released.
 
@@ -219,21 +218,19 @@ class Lease:
         named = [stream for name, (_, stream) in self._streams.items() if name in arrays]
         self._scope.store.counters.restored_bytes += sum(s.rows(self.length) * s.row_bytes for s in named)
 
-    def _destinations(self, arrays: Mapping[str, Array]) -> list[Rows]:
-        unknown = sorted(set(arrays) - set(self._streams))
-        if unknown:
-            raise ArrayError(f"the layout has no streams {unknown}; it has {list(self._streams)}")
+    def _destinations(self, arrays: Mapping[str, StreamArray]) -> list[Rows]:
+        check_named(self._scope.layout, arrays, all_of_them=False)
         rows = []
         for name, (_, stream) in self._streams.items():
             array = arrays.get(name)
             if array is not None:
-                stream.check_array(array, self.length, exact=False)
-                if not array.flags.writeable:
+                check_rows(stream, array, self.length, exact=False)
+                if not writeable(array):
                     raise ArrayError(f"stream {name!r}: the destination is read-only")
             if array is None or not stream.rows(self.length):
                 rows.append(Rows.skip(row_bytes=stream.row_bytes, tokens_per_row=stream.tokens_per_row))
                 continue
-            rows.append(Rows.strided(array, axis=stream.token_axis, tokens_per_row=stream.tokens_per_row))
+            rows.append(rows_of(stream, array))
         return rows
 
     def _run(self, pin: Pin, rows: list[Rows], first: list[int], used: list[int], threads: int | None) -> None:
@@ -320,12 +317,7 @@ class Lease:
         if self._validated:
             return
         # room for one row, of which none is used: the kernel checks each segment whole whatever it copies of it
-        rows = [
-            Rows.strided(
-                np.empty(s.array_shape(s.tokens_per_row), s.view_dtype), axis=s.token_axis, tokens_per_row=s.tokens_per_row
-            )
-            for _, s in self._streams.values()
-        ]
+        rows = [rows_of(s, np.empty(s.array_shape(s.tokens_per_row), s.view_dtype)) for _, s in self._streams.values()]
         self._run(pin, rows, [0] * len(self._blocks), [0] * len(self._blocks), None)
         for block in self._state_blocks:
             self._populate(block)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvstore.arrays import StreamArray
 from kvstore.errors import IndexDamaged
 from kvstore.radix import walk
-from kvstore.saving.gather import Array, gather_rows, merge_stored, release
+from kvstore.saving.gather import gather_rows, merge_stored, release
 from kvstore.scope import NamespaceScope
 
 __all__ = ["Comparison", "compare_stored"]
@@ -31,7 +32,7 @@ class Comparison:
     differing: tuple[int, ...] = ()
 
 
-def compare_stored(scope: NamespaceScope, prompt: bytes, arrays: Mapping[str, Array], origin: int, base: int) -> Comparison:
+def compare_stored(scope: NamespaceScope, prompt: bytes, arrays: Mapping[str, StreamArray], origin: int, base: int) -> Comparison:
     """Compare the rows of [origin, base), which are stored, with the arrays'. A few blocks are in memory at a time."""
     size = scope.layout.block_tokens
     checked = 0

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore import blocks as table
 from kvstore import ids
+from kvstore.arrays import Array, StreamArray, check_named, check_rows, rows_of
 from kvstore.blocks import PreparedBlock
 from kvstore.env import Reader, Writer
 from kvstore.errors import ArrayError, BlockDamaged, IndexDamaged
-from kvstore.kernel import Rows, crc32c, gather, scatter
+from kvstore.kernel import crc32c, gather, scatter
 from kvstore.records.block import BlockHeader, header_bytes
 from kvstore.records.constants import KIND_ROWS, KIND_STATES
 from kvstore.scope import NamespaceScope
 
-__all__ = ["Array", "check_states", "check_streams", "gather_rows", "gather_states", "merge_stored", "release"]
-
-Array = npt.NDArray[Any]
+__all__ = ["check_states", "check_streams", "gather_rows", "gather_states", "merge_stored", "release"]
 
 
-def check_streams(scope: NamespaceScope, arrays: Mapping[str, Array], tokens: int) -> None:
+def check_streams(scope: NamespaceScope, arrays: Mapping[str, StreamArray], tokens: int) -> None:
     """Refuse arrays that are not exactly the layout's streams for this many positions. Raises ArrayError."""
-    names = {stream.name for stream in scope.layout.streams}
-    if names != set(arrays):
-        missing, extra = sorted(names - set(arrays)), sorted(set(arrays) - names)
-        raise ArrayError(f"a save needs every stream of the layout and nothing else: missing {missing}, unknown {extra}")
+    check_named(scope.layout, arrays, all_of_them=True)
     for stream in scope.layout.streams:
-        stream.check_array(arrays[stream.name], tokens)
+        check_rows(stream, arrays[stream.name], tokens, exact=True)
 
 
 def check_states(scope: NamespaceScope, states: Mapping[str, Array]) -> None:
@@ -43,12 +38,14 @@ def check_states(scope: NamespaceScope, states: Mapping[str, Array]) -> None:
         state.check_array(states[state.name])
 
 
-def gather_rows(scope: NamespaceScope, arrays: Mapping[str, Array], origin: int, first: int, stop: int) -> dict[int, PreparedBlock]:
+def gather_rows(
+    scope: NamespaceScope, arrays: Mapping[str, StreamArray], origin: int, first: int, stop: int
+) -> dict[int, PreparedBlock]:
     """Copy the rows of [first, stop) into blocks. They don't depend on the arrays afterwards.
 
     Parameters
     ----------
-    arrays : mapping of str to ndarray
+    arrays : mapping of str to ndarray or Paged
         The streams; their first row is that of position `origin`.
     first : int
         A block boundary.
@@ -56,7 +53,7 @@ def gather_rows(scope: NamespaceScope, arrays: Mapping[str, Array], origin: int,
         Any position behind it; the last block is a tail if this is no boundary.
     """
     layout, size = scope.layout, scope.layout.block_tokens
-    rows = [Rows.strided(arrays[s.name], axis=s.token_axis, tokens_per_row=s.tokens_per_row) for s in layout.streams]
+    rows = [rows_of(s, arrays[s.name]) for s in layout.streams]
     starts = np.arange(first, stop, size, dtype=np.int64)
     tokens = np.minimum(starts + size, stop) - starts
     padded = header_bytes(len(rows))
@@ -146,10 +143,7 @@ def merge_stored(
         .reshape(s.array_shape(block.header.tokens))
         for i, s in enumerate(layout.streams)
     ]
-    rows = [
-        Rows.strided(segment, axis=s.token_axis, tokens_per_row=s.tokens_per_row)
-        for segment, s in zip(segments, layout.streams, strict=True)
-    ]
+    rows = [rows_of(s, segment) for segment, s in zip(segments, layout.streams, strict=True)]
     failed = scatter(
         rows,
         np.array([environment.file_map.address + ref.offset], np.uint64),

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from kvstore.arrays import Array, StreamArray
 from kvstore.blocks import PreparedBlock
 from kvstore.errors import ArrayError, BaseLost, IndexDamaged
 from kvstore.ids import TokenArray
 from kvstore.radix import checkpoints, walk
 from kvstore.records.states import pack_states, packed_states_bytes
 from kvstore.saving.check import Comparison, compare_stored
-from kvstore.saving.gather import Array, check_states, check_streams, gather_rows, gather_states, release
+from kvstore.saving.gather import check_states, check_streams, gather_rows, gather_states, release
 from kvstore.saving.publish import Piece, StatesPiece, publish_piece, publish_states
 from kvstore.scope import NamespaceScope
 
@@ -94,7 +95,9 @@ class Saver:
         self._piece_pages = limits.piece_pages
         self._new_blocks = self._written = 0
 
-    def save(self, arrays: Mapping[str, Array], origin: int, states: Mapping[str, Array] | None, *, check: bool) -> SaveResult:
+    def save(
+        self, arrays: Mapping[str, StreamArray], origin: int, states: Mapping[str, Array] | None, *, check: bool
+    ) -> SaveResult:
         """Save what's new of the rows of [origin, length) and, if given, the states at the end.
 
         Raises
@@ -144,14 +147,14 @@ class Saver:
         base = stored_prefix(self._scope, self._prompt)
         return base - base % self._size
 
-    def _check_arguments(self, arrays: Mapping[str, Array], origin: int, states: Mapping[str, Array] | None) -> None:
+    def _check_arguments(self, arrays: Mapping[str, StreamArray], origin: int, states: Mapping[str, Array] | None) -> None:
         if isinstance(origin, bool) or not isinstance(origin, int) or not 0 <= origin <= self._length or origin % self._size:
             raise ArrayError(f"start must be a multiple of block_tokens ({self._size}) from 0 to {self._length}, got {origin!r}")
         check_streams(self._scope, arrays, self._length - origin)
         if states is not None:
             check_states(self._scope, states)
 
-    def _publish(self, arrays: Mapping[str, Array], origin: int, base: int, states: Mapping[str, Array] | None) -> None:
+    def _publish(self, arrays: Mapping[str, StreamArray], origin: int, base: int, states: Mapping[str, Array] | None) -> None:
         scope, length = self._scope, self._length
         first = base - base % self._size
         wants_states = states is not None and bool(scope.layout.states)
@@ -181,7 +184,7 @@ class Saver:
             self._scope.store.touch(path.nodes[-1].node)
 
     def _publish_at_once(
-        self, arrays: Mapping[str, Array], origin: int, first: int, states: Mapping[str, Array] | None, packed: int
+        self, arrays: Mapping[str, StreamArray], origin: int, first: int, states: Mapping[str, Array] | None, packed: int
     ) -> None:
         piece = Piece(self._prompt, gather_rows(self._scope, arrays, origin, first, self._length))
         try:
@@ -192,7 +195,7 @@ class Saver:
         finally:
             self._release(piece)
 
-    def _publish_rows(self, arrays: Mapping[str, Array], origin: int, first: int) -> None:
+    def _publish_rows(self, arrays: Mapping[str, StreamArray], origin: int, first: int) -> None:
         """Publish rows in pieces; the next one is prepared on another thread while one commits."""
 
         def prepare(start: int) -> Piece:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import numpy.typing as npt
-
+from kvstore.arrays import Array, StreamArray
 from kvstore.env import Writer
 from kvstore.eviction import evict_point
 from kvstore.ids import TokenArray, Tokens, as_tokens
@@ -18,8 +16,6 @@ from kvstore.saving import Saver, SaveResult
 from kvstore.scope import NamespaceScope, StoreScope
 
 __all__ = ["EvictResult", "Namespace", "evict_all"]
-
-Array = npt.NDArray[Any]
 
 _NODES_A_TRANSACTION = 64
 
@@ -60,7 +56,7 @@ class Namespace:
     def save(
         self,
         tokens: Tokens,
-        arrays: Mapping[str, Array],
+        arrays: Mapping[str, StreamArray],
         *,
         states: Mapping[str, Array] | None = None,
         start: int = 0,
@@ -72,7 +68,7 @@ class Namespace:
         ----------
         tokens : sequence of int, or integer array
             The whole prefix, 1-D, each in [0, 2**32).
-        arrays : mapping of str to ndarray
+        arrays : mapping of str to ndarray or Paged
             Every stream of the layout: the rows of the positions [start, len(tokens)), any strides. Read only during the
             call, and only where rows are new; don't change them meanwhile.
         states : mapping of str to ndarray, optional

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import numpy.typing as npt
-
+from kvstore.arrays import Array, StreamArray
 from kvstore.ids import TokenArray
 from kvstore.layout import Layout
 
 __all__ = ["Array", "Captured", "Engine", "Restored"]
-
-Array: TypeAlias = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +19,14 @@ class Captured:
 
     Attributes
     ----------
-    streams : mapping of str to ndarray
+    streams : mapping of str to ndarray or Paged
         Every stream of the layout, by name: rows of the positions [start, stop) only, any strides. Owned by the engine
         and valid until its next call; whoever wants to keep it copies it before that.
     states : mapping of str to ndarray
         Every state of the layout if the engine stands at `stop`, else empty. For a layout without states always empty.
     """
 
-    streams: Mapping[str, Array]
+    streams: Mapping[str, StreamArray]
     states: Mapping[str, Array] = field(default_factory=dict)
 
 
@@ -45,7 +42,7 @@ class Restored(Protocol):
     def tokens(self) -> TokenArray:
         """The token ids of those positions, uint32[length]."""
 
-    def copy_into(self, arrays: Mapping[str, Array]) -> None:
+    def copy_into(self, arrays: Mapping[str, StreamArray]) -> None:
         """Copy rows [0, length) of every named stream into the arrays, validating every byte in the same pass.
 
         Each array has the stream's shape and view dtype, any strides, and along its token axis at least the rows of

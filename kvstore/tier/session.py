@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
+from kvstore.arrays import Array, StreamArray
 from kvstore.errors import (
     ArrayError,
     BlockDamaged,
@@ -23,7 +24,7 @@ from kvstore.leases import Lease, open_lease
 from kvstore.store import Namespace, Store
 from kvstore.tier.behind import WriteBehind
 from kvstore.tier.capture import Capturer
-from kvstore.tier.protocol import Array, Engine
+from kvstore.tier.protocol import Engine
 from kvstore.tier.stats import TierCounters, TierStats
 
 __all__ = ["CascadeResult", "SessionTier"]
@@ -66,7 +67,7 @@ class _Handed:
         self.length = lease.length
         self.tokens: TokenArray = lease.tokens
 
-    def copy_into(self, arrays: Mapping[str, Array]) -> None:
+    def copy_into(self, arrays: Mapping[str, StreamArray]) -> None:
         self._lease.copy_into(arrays)
         self._left -= set(arrays)
 
