@@ -21,6 +21,7 @@ from kvstore.records.constants import PAGE_HEADER
 __all__ = [
     "PreparedBlock",
     "bad_blocks",
+    "counted",
     "drop_reference",
     "find",
     "mark_bad",
@@ -81,9 +82,11 @@ def bad_blocks(txn: Reader | Writer) -> frozenset[bytes]:
 
 
 def mark_bad(txn: Writer, block_id: bytes) -> None:
-    """Note durably that a block failed its checks, if it is still stored."""
-    if txn.get(block_id, txn.db.refs) is not None:
-        txn.put(txn.db.bad, block_id, BadRecord(time.time_ns() // 1000).encode(block_id))
+    """Note durably that a block failed its checks, also where it is its reference record that was lost.
+
+    The mark goes when the block is put anew or its last reference goes.
+    """
+    txn.put(txn.db.bad, block_id, BadRecord(time.time_ns() // 1000).encode(block_id))
 
 
 def pages_to_put(txn: Reader | Writer, blocks: list[PreparedBlock], geometry: Geometry) -> int:
@@ -111,8 +114,7 @@ def put(txn: Writer, block: PreparedBlock) -> int:
         return 0
     count = (ref.count if ref is not None else 0) + 1
     _write_value(txn, block, count)
-    if healing:
-        txn.delete(txn.db.bad, block.block_id)
+    txn.delete(txn.db.bad, block.block_id)
     return block.value.nbytes
 
 
@@ -125,6 +127,14 @@ def _write_value(txn: Writer, block: PreparedBlock, count: int) -> None:
     pages = -(-(PAGE_HEADER + block.value.nbytes) // txn.page_bytes)
     ref = Ref(count, header.kind, pages, offset, header.payload_bytes, header.tokens)
     txn.put(txn.db.refs, block.block_id, ref.encode(block.block_id))
+
+
+def counted(txn: Reader | Writer, block_id: bytes) -> bool:
+    """Whether a block has a reference record that can be read."""
+    try:
+        return find(txn, block_id) is not None
+    except IndexDamaged:
+        return False
 
 
 def take_reference(txn: Writer, block_id: bytes) -> None:
@@ -145,6 +155,7 @@ def drop_reference(txn: Writer, block_id: bytes) -> int:
     except IndexDamaged:
         return 0
     if ref is None:
+        txn.delete(txn.db.bad, block_id)
         return 0
     if ref.count > 1:
         txn.put(txn.db.refs, block_id, ref.counted(-1).encode(block_id))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from kvstore import Layout, Namespace, State, Store, Stream
+from kvstore.errors import BlockDamaged
 from kvstore.testing import destination, session_rows, session_states, states_equal
 
 SCALE = float(os.environ.get("KVSTORE_TEST_SCALE", "1"))
@@ -60,22 +61,37 @@ def save(
     return namespace.save(tokens, session_rows(layout, tokens, writer=writer, start=start), states=given, start=start, check=check)
 
 
-def assert_restores(namespace: Namespace, tokens: list[int], length: int, *, writer: int = 0) -> None:
-    """Require that a lease on a prompt is of exactly this length, and that every byte is the one that was saved."""
+def restored(namespace: Namespace, tokens: list[int], *, writer: int = 0) -> int:
+    """Restore what a lease on a prompt offers and return its length; every byte has to be the one that was saved."""
     layout = namespace.layout
     with namespace.lease(tokens) as lease:
-        assert lease.length == length
-        if not length:
-            return
-        into = destination(layout, length, spare=3)
+        if not lease:
+            return 0
+        into = destination(layout, lease.length, spare=3)
         lease.copy_into(into)
         lease.validate()
-        expected = session_rows(layout, tokens[:length], writer=writer)
+        expected = session_rows(layout, tokens[: lease.length], writer=writer)
         for stream in layout.streams:
-            got = np.take(into[stream.name], range(stream.rows(length)), axis=stream.token_axis)
+            got = np.take(into[stream.name], range(stream.rows(lease.length)), axis=stream.token_axis)
             assert got.tobytes() == expected[stream.name].tobytes(), stream.name
         if layout.states:
-            assert states_equal(lease.states(), session_states(layout, tokens[:length], writer=writer))
+            assert states_equal(lease.states(), session_states(layout, tokens[: lease.length], writer=writer))
+        return lease.length
+
+
+def restored_at_last(namespace: Namespace, tokens: list[int]) -> int:
+    """As `restored`, where damage is met: it may be refused, block by block, until what is offered is whole."""
+    for _ in range(100):
+        try:
+            return restored(namespace, tokens)
+        except BlockDamaged:
+            continue
+    raise AssertionError("damage was met a hundred times: it is not refused")
+
+
+def assert_restores(namespace: Namespace, tokens: list[int], length: int, *, writer: int = 0) -> None:
+    """Require that a lease on a prompt is of exactly this length, and that every byte is the one that was saved."""
+    assert restored(namespace, tokens, writer=writer) == length
 
 
 def assert_sound(store: Store) -> None:

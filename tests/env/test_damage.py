@@ -1,0 +1,176 @@
+"""A damaged file: refused by name when it is opened, or met later and named then. Never other bytes, never a crash."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kvstore import KVStoreError, Store
+from kvstore.errors import NotAStoreError, StoreDamagedError, StoreMissingError
+from tests.support import (
+    CAP,
+    SCALE,
+    assert_restores,
+    data_file,
+    flip,
+    hybrid_layout,
+    plain_layout,
+    restored_at_last,
+    run_child,
+    save,
+)
+
+PAGE = 32768
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a store of a few sessions, closed: tests copy it."""
+    path = tmp_path_factory.mktemp("damage") / "s"
+    with Store.open(path, max_bytes=CAP) as store:
+        for layout in (plain_layout(), hybrid_layout()):
+            namespace = store.namespace(layout)
+            for first in range(6):
+                save(namespace, [first % 3, *range(10 + 13 * first)])
+    return path
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    """Copy the store."""
+    return Path(shutil.copytree(whole, tmp_path / "s"))
+
+
+@pytest.mark.parametrize("keep", [1, 100, 4096, PAGE, 2 * PAGE, 2 * PAGE + 1, -PAGE, -1])
+def test_a_truncated_file_is_refused(copy: Path, keep: int) -> None:
+    """A data file cut anywhere is refused by name with what to do, and isn't touched."""
+    size = data_file(copy).stat().st_size
+    os.truncate(data_file(copy), keep if keep > 0 else size + keep)
+    before = data_file(copy).read_bytes()
+    for cap in (None, CAP):
+        with pytest.raises(StoreDamagedError, match="move it away") as caught:
+            Store.open(copy, max_bytes=cap)
+    assert isinstance(caught.value, OSError)
+    assert data_file(copy).read_bytes() == before
+
+
+def test_an_empty_file_is_refused(copy: Path) -> None:
+    """A data file of no bytes is a truncated store and isn't taken for a new one."""
+    os.truncate(data_file(copy), 0)
+    for cap in (None, CAP):
+        with pytest.raises(StoreDamagedError, match="empty"):
+            Store.open(copy, max_bytes=cap)
+    assert data_file(copy).stat().st_size == 0
+
+
+def test_a_lost_data_file_is_a_new_store(copy: Path) -> None:
+    """A directory with lock files and no data file needs a cap again, and then is a new, empty store."""
+    data_file(copy).unlink()
+    with pytest.raises(StoreMissingError):
+        Store.open(copy)
+    with Store.open(copy, max_bytes=CAP) as store:
+        assert store.stats().nodes == 0
+
+
+def test_a_hole_in_the_middle_is_refused_or_found(copy: Path) -> None:
+    """A page of zeros where the index was is refused by name."""
+    with data_file(copy).open("r+b") as file:
+        file.seek(2 * PAGE)
+        file.write(bytes(data_file(copy).stat().st_size - 2 * PAGE))
+    with pytest.raises(StoreDamagedError):
+        Store.open(copy)
+
+
+@pytest.mark.parametrize("page", [0, 1])
+@pytest.mark.parametrize("offset", [16, 20, 32, 40, 44, 88, 136, 144])
+def test_a_flipped_byte_in_a_meta_page(copy: Path, page: int, offset: int) -> None:
+    """A changed byte in a meta page is refused by name, or what it says is not used and every session is still whole."""
+    flip(data_file(copy), page * PAGE + offset)
+    try:
+        store = Store.open(copy)
+    except (StoreDamagedError, NotAStoreError):
+        return
+    with store:
+        assert_whole_or_shorter(store)
+
+
+def test_both_meta_pages_gone(copy: Path) -> None:
+    """Without a meta page that parses, the store is damaged: not foreign, since our lock files lie beside it; not new."""
+    for page in (0, 1):
+        for offset in range(16, 24):
+            flip(data_file(copy), page * PAGE + offset)
+    with pytest.raises(StoreDamagedError):
+        Store.open(copy, max_bytes=CAP)
+
+
+def assert_whole_or_shorter(store: Store) -> None:
+    """Restore every session: the longest prefix that is offered has to be right, byte for byte."""
+    for layout in (plain_layout(), hybrid_layout()):
+        namespace = store.namespace(layout)
+        for first in range(6):
+            restored_at_last(namespace, [first % 3, *range(10 + 13 * first)])
+
+
+def exercise(path: Path) -> str:
+    """Do everything with a store that may be damaged; return how far it got. Named errors are answers."""
+    step = "open"
+    try:
+        with Store.open(path) as store:
+            step = "read"
+            assert_whole_or_shorter(store)
+            step = "verify"
+            store.verify(deep=True)
+            step = "write"
+            for layout in (plain_layout(), hybrid_layout()):
+                namespace = store.namespace(layout)
+                tokens = [2, *range(75), 7, 7, 7]
+                save(namespace, tokens)
+                assert_restores(namespace, tokens, len(tokens))
+                step = "evict"
+                namespace.evict(tokens)
+                namespace.evict()
+            return "all"
+    except KVStoreError as error:
+        assert str(error)
+        return step
+
+
+FLIPS = """
+from pathlib import Path
+import shutil
+from tests.env.test_damage import exercise, flips
+for seed in range(int(sys.argv[3]), int(sys.argv[4])):
+    print(seed, flush=True)
+    copy = Path(sys.argv[2]) / str(seed)
+    shutil.copytree(path, copy)
+    flips(copy, seed)
+    print(exercise(copy), flush=True)
+    shutil.rmtree(copy)
+"""
+
+
+def flips(copy: Path, seed: int) -> None:
+    """Flip a few bytes, most of them in the pages of the index (which come last: sessions were saved one by one)."""
+    chance = random.Random(seed)
+    data = data_file(copy)
+    size = data.stat().st_size
+    for _ in range(chance.choice([1, 1, 1, 4])):
+        page = chance.randrange(size // PAGE)
+        # headers and node pointers at a page's start, records at its end
+        within = chance.choice([chance.randrange(64), PAGE - 1 - chance.randrange(4096), chance.randrange(PAGE)])
+        flip(data, page * PAGE + within, 1 << chance.randrange(8))
+
+
+def test_flipped_bytes_anywhere(whole: Path, tmp_path: Path) -> None:
+    """Bytes flipped at random places never end in a crash, another's bytes or a raw error, whatever is done with the store."""
+    count = round(150 * SCALE)
+    printed = run_child(FLIPS, whole, tmp_path, "0", str(count)).split()
+    assert printed[::2] == [str(seed) for seed in range(count)]
+    outcomes = printed[1::2]
+    assert set(outcomes) <= {"open", "read", "verify", "write", "evict", "all"}
+    assert outcomes.count("all") > count // 4  # most places hold payload or nothing: the store goes on
+    assert "open" in outcomes
