@@ -7,9 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from kvstore.arrays import Array, StreamArray
 from kvstore.errors import BlockDamaged
 from kvstore.ids import TokenArray, as_tokens
-from kvstore.tier.protocol import Array, Engine
+from kvstore.tier.protocol import Engine
+
+
+def rows(engine: Engine, start: int, stop: int) -> dict[str, Array]:
+    """Capture a range from an engine whose streams are plain arrays."""
+    streams = engine.capture(start, stop).streams
+    assert all(isinstance(array, np.ndarray) for array in streams.values())
+    return {name: array for name, array in streams.items() if isinstance(array, np.ndarray)}
 
 
 class Snapshot:
@@ -19,8 +27,8 @@ class Snapshot:
         self._layout, self._tokens = engine.layout(), as_tokens(tokens)
         pieces: list[dict[str, Array]] = []
         for start in range(0, len(tokens), self._layout.block_tokens):
-            captured = engine.capture(start, min(start + self._layout.block_tokens, len(tokens)))
-            pieces.append({name: array.copy() for name, array in captured.streams.items()})
+            captured = rows(engine, start, min(start + self._layout.block_tokens, len(tokens)))
+            pieces.append({name: array.copy() for name, array in captured.items()})
         self.rows: dict[str, Array] = {
             s.name: np.concatenate([piece[s.name] for piece in pieces], axis=s.token_axis) for s in self._layout.streams
         }
@@ -36,13 +44,15 @@ class Snapshot:
         """Their ids."""
         return self._tokens
 
-    def copy_into(self, arrays: Mapping[str, Array]) -> None:
+    def copy_into(self, arrays: Mapping[str, StreamArray]) -> None:
         """Copy everything, or some of it and then raise."""
         for number, stream in enumerate(self._layout.streams):
             if self.damaged and number == len(self._layout.streams) // 2:
                 raise BlockDamaged("a byte is wrong")
-            stream.check_array(arrays[stream.name], self.length, exact=False)
-            arrays[stream.name][...] = self.rows[stream.name]
+            target = arrays[stream.name]
+            assert isinstance(target, np.ndarray)
+            stream.check_array(target, self.length, exact=False)
+            target[...] = self.rows[stream.name]
 
     def states(self) -> dict[str, Any]:
         """There are none."""

@@ -14,7 +14,7 @@ from kvstore.errors import BlockDamaged, EngineError, LayoutError
 from kvstore.layout import state_hash
 
 from .conftest import Make
-from .snapshots import Snapshot
+from .snapshots import Snapshot, rows
 
 pytestmark = pytest.mark.model
 
@@ -52,7 +52,7 @@ def test_a_range_is_the_slice_of_the_whole(make: Make, tokens: list[int], settin
     context.decode(tokens[:300], 0)
     whole = {name: rows.copy() for name, rows in engine.arrays(300).items()}
     for start, stop in ((0, 1), (0, 128), (128, 256), (256, 300), (299, 300)):
-        part = engine.capture(start, stop).streams
+        part = rows(engine, start, stop)
         for stream in engine.layout().streams:
             span = (slice(None),) * stream.token_axis + (slice(start, stop),)
             assert np.array_equal(part[stream.name], whole[stream.name][span]), (stream.name, start, stop)
@@ -97,12 +97,12 @@ def test_cells_out_of_order_come_out_in_order(make: Make, tokens: list[int], mon
         context.truncate(0, seq=2)
         context.decode(tokens[60:120], 60)
         orders.clear()
-        rows = {name: array.copy() for name, array in engine.arrays(120).items()}
+        every = {name: array.copy() for name, array in engine.arrays(120).items()}
         assert orders[0] is not None
         for position in (0, 25, 59, 60, 61, 119):
-            one = engine.capture(position, position + 1).streams
+            one = rows(engine, position, position + 1)
             for stream in engine.layout().streams:
-                assert np.array_equal(rows[stream.name].take([position], axis=stream.token_axis), one[stream.name])
+                assert np.array_equal(every[stream.name].take([position], axis=stream.token_axis), one[stream.name])
 
 
 def test_a_failed_copy_reaches_nothing(make: Make, tokens: list[int]) -> None:
@@ -231,8 +231,8 @@ def test_the_buffer_is_kept_and_given_back(make: Make, tokens: list[int]) -> Non
     """Calls reuse one buffer, as large as the longest range so far, until it is released."""
     context, engine = make()
     context.decode(tokens[:256], 0)
-    first = engine.capture(0, 128).streams["k.0"]
-    second = engine.capture(128, 256).streams["k.0"]
+    first = rows(engine, 0, 128)["k.0"]
+    second = rows(engine, 128, 256)["k.0"]
     assert np.shares_memory(first, second)
     engine.release()
-    assert not np.shares_memory(engine.capture(0, 128).streams["k.0"], second)
+    assert not np.shares_memory(rows(engine, 0, 128)["k.0"], second)

@@ -99,22 +99,7 @@ class LlamaCppEngine:
         BlobError
             When the blob is not what the layout was learned from.
         """
-        low, high = self._functions.span(self._seq)
-        if not 0 <= start < stop or low > start or high < stop - 1:
-            raise EngineError(f"sequence {self._seq} holds positions {low} to {high}, asked for [{start}, {stop})")
-        self._check_scratch()
-        frame = Frame(self._geometry, stop - start)
-        self._functions.copy(self._seq, self._scratch, start, stop)
-        try:
-            blob = self._blob(self._scratch, frame.nbytes)
-        finally:
-            self._functions.remove(self._scratch)
-        order = frame.check(blob, self._scratch, start)
-        arrays = frame.arrays(blob)
-        if order is not None:
-            axes = {stream.name: stream.token_axis for stream in self._layout.streams}
-            arrays = {name: array.take(order, axis=axes[name]) for name, array in arrays.items()}
-        return Captured(arrays)
+        return Captured(self._rows(start, stop))
 
     def apply(self, restored: Restored) -> None:
         """Take a stored prefix: scatter it into one blob, validated, then let the sequence read that.
@@ -149,11 +134,29 @@ class LlamaCppEngine:
 
     def arrays(self, length: int) -> dict[str, Array]:
         """Hand out the rows of [0, length), as `kvstore.layout.state_hash` takes them; valid until the next call."""
-        return dict(self.capture(0, length).streams)
+        return self._rows(0, length)
 
     def release(self) -> None:
         """Give back the memory that is kept between calls; the next call takes new memory."""
         self._buffer = np.empty(0, np.uint8)
+
+    def _rows(self, start: int, stop: int) -> dict[str, Array]:
+        low, high = self._functions.span(self._seq)
+        if not 0 <= start < stop or low > start or high < stop - 1:
+            raise EngineError(f"sequence {self._seq} holds positions {low} to {high}, asked for [{start}, {stop})")
+        self._check_scratch()
+        frame = Frame(self._geometry, stop - start)
+        self._functions.copy(self._seq, self._scratch, start, stop)
+        try:
+            blob = self._blob(self._scratch, frame.nbytes)
+        finally:
+            self._functions.remove(self._scratch)
+        order = frame.check(blob, self._scratch, start)
+        arrays = frame.arrays(blob)
+        if order is not None:
+            axes = {stream.name: stream.token_axis for stream in self._layout.streams}
+            arrays = {name: array.take(order, axis=axes[name]) for name, array in arrays.items()}
+        return arrays
 
     def _room(self, nbytes: int) -> npt.NDArray[np.uint8]:
         if self._buffer.size < nbytes:
