@@ -62,6 +62,7 @@ class Layout:
     block_tokens: int = 0
     canonical: bytes = field(init=False, repr=False, compare=False)
     fingerprint: bytes = field(init=False, repr=False, compare=False)
+    _segments: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -159,15 +160,20 @@ class Layout:
         """The most bytes that the states of one checkpoint take together."""
         return sum(s.max_bytes for s in self.states)
 
-    def segments(self, tokens: int) -> list[int]:
+    def segments(self, tokens: int) -> tuple[int, ...]:
         """Offsets in a payload of `tokens` positions at which the streams' segments start, and then its length.
 
         Segment i holds `streams[i].rows(tokens)` rows as a contiguous array of shape `streams[i].array_shape(tokens)`.
         """
+        known = self._segments.get(tokens)
+        if known is not None:
+            return known
         offsets = [0]
         for stream in self.streams:
             offsets.append(_align(offsets[-1] + stream.rows(tokens) * stream.row_bytes))
-        return offsets
+        if tokens <= _MAX_BLOCK_TOKENS:  # asked for once a block: at most so many answers are kept
+            self._segments[tokens] = tuple(offsets)
+        return tuple(offsets)
 
     def payload_bytes(self, tokens: int) -> int:
         """Bytes of the payload of a block of `tokens` positions."""

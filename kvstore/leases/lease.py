@@ -106,7 +106,6 @@ class Lease:
         self._pin: Pin | None = None
         self._scope = scope
         self._checkpoint = found.checkpoint
-        self._segment_cache: dict[int, list[int]] = {}
         self._streams = {stream.name: (i, stream) for i, stream in enumerate(scope.layout.streams)}
         self._validated = False
         self.length = found.length
@@ -334,11 +333,8 @@ class Lease:
         except KeyError:
             raise ArrayError(f"the layout has no stream {name!r}; it has {list(self._streams)}") from None
 
-    def _segments(self, tokens: int) -> list[int]:
-        found = self._segment_cache.get(tokens)
-        if found is None:
-            found = self._segment_cache[tokens] = self._scope.layout.segments(tokens)
-        return found
+    def _segments(self, tokens: int) -> tuple[int, ...]:
+        return self._scope.layout.segments(tokens)
 
 
 def _located(pin: Pin, block_id: bytes, position: int) -> Ref:
