@@ -158,6 +158,8 @@ def _evict_session(scope: NamespaceScope, txn: Writer, prompt: bytes) -> Removed
     """Remove the nodes that only this session uses, from its end up to where another one branches off."""
     removed = Removed()
     path = walk(txn, scope.root, prompt)
+    if path.inside:
+        return removed  # the edge in which it ends is that of a longer session, or of another one
     for node in reversed(path.nodes):
         if nodes.has_children(txn, node.node):
             break
