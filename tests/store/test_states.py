@@ -1,0 +1,242 @@
+"""States: checkpoints at exact positions, which of them are kept, and what a match makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvstore import Layout, State, Store, Stream
+from kvstore.testing import session_rows, session_states, states_equal
+from tests.support import CAP, assert_restores, assert_sound, hybrid_layout, save
+
+from .index import all_nodes, checkpoints_on, nodes_on
+
+TOKENS = list(range(100))
+
+
+def test_a_match_answers_the_deepest_checkpoint(store: Store) -> None:
+    """Rows alone can't be restored; a prompt matches at the deepest checkpoint at or before where it parts, exactly there."""
+    namespace = store.namespace(hybrid_layout())
+    save(namespace, TOKENS[:90], states=False)
+    assert namespace.match(TOKENS) is None
+    save(namespace, TOKENS[:50])
+    save(namespace, TOKENS[:70])
+    for prompt, expected in ((TOKENS, 70), (TOKENS[:70], 70), (TOKENS[:69], 50), ([*TOKENS[:60], 999], 50), (TOKENS[:49], 0)):
+        assert_restores(namespace, prompt, expected)
+    found = namespace.match(TOKENS)
+    assert found is not None
+    assert (found.length, found.stored_tokens) == (70, 90)
+    limited = namespace.match(TOKENS, limit=69)
+    assert limited is not None
+    assert limited.length == 50
+
+
+@pytest.mark.parametrize("position", [1, 15, 16, 17, 32, 47])
+def test_a_checkpoint_at_any_position(store: Store, position: int) -> None:
+    """States come back at exactly the position where they were saved, on and off block boundaries."""
+    namespace = store.namespace(hybrid_layout())
+    result = save(namespace, TOKENS[:position])
+    assert result.checkpoint
+    assert_restores(namespace, TOKENS, position)
+
+
+def test_states_for_rows_that_are_stored(store: Store) -> None:
+    """States may follow rows that were saved without them, at the end or in the middle of a longer session, with no rows given."""
+    namespace = store.namespace(hybrid_layout())
+    save(namespace, TOKENS, states=False)
+    for position in (96, 32):
+        result = save(namespace, TOKENS[:position], start=position)
+        assert (result.new_tokens, result.checkpoint) == (0, True)
+    assert checkpoints_on(namespace, TOKENS) == [32, 96]
+    again = save(namespace, TOKENS[:96], start=96)
+    assert (again.new_blocks, again.written_bytes, again.checkpoint) == (0, 0, True)
+
+
+def test_the_first_writers_states_stay(store: Store) -> None:
+    """States saved again at a position are a success that writes nothing; the first ones come back."""
+    namespace = store.namespace(hybrid_layout())
+    save(namespace, TOKENS, writer=1)
+    assert save(namespace, TOKENS, writer=2).written_bytes == 0
+    assert_restores(namespace, TOKENS, 100, writer=1)
+
+
+def test_each_path_keeps_its_two_deepest(store: Store) -> None:
+    """As a conversation goes on, the two deepest checkpoints stay and those before go, blocks and all."""
+    namespace = store.namespace(hybrid_layout())
+    for position in range(10, 101, 10):
+        save(namespace, TOKENS[:position])
+        assert checkpoints_on(namespace, TOKENS) == [p for p in (position - 10, position) if p]
+        assert_sound(store)
+    [node] = nodes_on(namespace, TOKENS)
+    assert store.stats().blocks == 7 + sum(len(c.ids) for c in node.checkpoints) == 9
+    assert_restores(namespace, TOKENS[:99], 90)
+
+
+def test_a_branch_keeps_a_checkpoint_at_or_before_it(store: Store) -> None:
+    """Where sessions part, the deepest checkpoint at or before the branch stays, however deep the branches go."""
+    namespace = store.namespace(hybrid_layout())
+    shared = TOKENS[:40]
+    save(namespace, shared)
+    branches = [[*shared, *[1000 + n] * 60] for n in range(3)]
+    for end in (50, 60, 70, 80, 100):
+        for branch in branches:
+            save(namespace, branch[:end])
+    for branch in branches:
+        assert checkpoints_on(namespace, branch) == [40, 80, 100]
+        assert_restores(namespace, branch, 100)
+    assert_restores(namespace, [*shared, 7], 40)
+    for branch in branches[:2]:
+        namespace.evict(branch)
+    assert_restores(namespace, branches[2], 100)
+    assert_sound(store)
+
+
+def test_a_checkpoint_before_the_branch_stays(store: Store) -> None:
+    """If there is none at the branch itself, the deepest before it is kept for the others that branch off there."""
+    namespace = store.namespace(hybrid_layout())
+    save(namespace, TOKENS[:30])
+    save(namespace, TOKENS[:60])
+    save(namespace, TOKENS[:80])
+    assert checkpoints_on(namespace, TOKENS) == [60, 80]
+    other = [*TOKENS[:70], *[5] * 10]
+    save(namespace, other)
+    assert checkpoints_on(namespace, other) == [60, 80]
+    for end in (90, 95, 100):
+        save(namespace, TOKENS[:end])
+    assert checkpoints_on(namespace, TOKENS) == [60, 95, 100]
+    assert_restores(namespace, other[:75], 60)
+
+
+def test_a_split_hands_checkpoints_up(store: Store) -> None:
+    """When an edge is split, checkpoints at or before the split belong to the upper part, later ones to the lower."""
+    namespace = store.namespace(hybrid_layout())
+    save(namespace, TOKENS[:40])
+    save(namespace, TOKENS[:80])
+    save(namespace, [*TOKENS[:40], 7], states=False)
+    upper, lower = nodes_on(namespace, TOKENS[:80])
+    assert [c.position for c in upper.checkpoints] == [40]
+    assert [c.position for c in lower.checkpoints] == [80]
+    assert_restores(namespace, TOKENS, 80)
+    assert_restores(namespace, [*TOKENS[:40], 7], 40)
+
+
+def test_an_eviction_that_leaves_one_child_drops_what_the_branch_kept(store: Store) -> None:
+    """When a branching point is one no more because of an eviction for space, its extra checkpoint goes with the policy."""
+    namespace = store.namespace(hybrid_layout())
+    save(namespace, TOKENS[:40])
+    for end in (60, 80, 100):
+        save(namespace, TOKENS[:end])
+    other = [*TOKENS[:40], *[5] * 10]
+    save(namespace, other)
+    assert len(checkpoints_on(namespace, TOKENS)) <= 3
+    namespace.evict(other)
+    save(namespace, [*TOKENS, 1])
+    assert checkpoints_on(namespace, [*TOKENS, 1])[-2:] == [100, 101]
+    assert len(checkpoints_on(namespace, [*TOKENS, 1])) == 2
+
+
+BIG = Layout(
+    (Stream("k", "u8", (64,)),),
+    (State("big", "u8", (3 << 20,)), State("small", "f32", (5,)), State.opaque("blob", 5 << 20)),
+    block_tokens=16,
+)
+
+
+def big_states(fill: int, blob: int) -> dict[str, Any]:
+    """States of megabytes, every part of them different."""
+    chance = np.random.default_rng(fill)
+    return {
+        "big": chance.integers(0, 256, 3 << 20, np.uint8),
+        "small": chance.random(5, np.float32),
+        "blob": chance.integers(0, 256, blob, np.uint8),
+    }
+
+
+@pytest.mark.parametrize("blob", [0, 1, 5 << 20])
+def test_states_larger_than_a_transaction(path: Path, blob: int) -> None:
+    """States that take several transactions come back whole, and only the last one makes their checkpoint."""
+    with Store.open(path, max_bytes=64 << 20) as store:
+        namespace = store.namespace(BIG)
+        states = big_states(1, blob)
+        namespace.save(TOKENS, session_rows(BIG, TOKENS), states=states)
+        with namespace.lease(TOKENS) as lease:
+            assert lease.length == 100
+            assert states_equal(lease.states(), states)
+            lease.validate()
+        assert_sound(store)
+
+
+def test_an_incomplete_checkpoint_is_not_matched(path: Path) -> None:
+    """States of which pieces are missing don't exist for a match; completing a later checkpoint drops them, blocks and all."""
+    from kvstore.records.states import pack_states, packed_states_bytes
+    from kvstore.saving import StatesPiece, gather_states, publish_states
+
+    with Store.open(path, max_bytes=64 << 20) as store:
+        namespace = store.namespace(BIG)
+        prompt = np.array(TOKENS, "<u4").tobytes()
+        namespace.save(TOKENS, session_rows(BIG, TOKENS))
+        rows_only = store.stats().blocks
+        states = big_states(2, 100)
+        blocks = list(gather_states(namespace.scope, pack_states(BIG, states)))
+        packed = packed_states_bytes(BIG, states)
+        _, save_id = publish_states(namespace.scope, prompt, StatesPiece(blocks[:1], packed, last=False), 0)
+        assert checkpoints_on(namespace, TOKENS) == []
+        assert checkpoints_on(namespace, TOKENS, complete=False) == [100]
+        assert namespace.match(TOKENS) is None
+        assert_sound(store)
+        # another save at the same position completes; what the first one left goes
+        namespace.save(TOKENS, session_rows(BIG, TOKENS), states=big_states(3, 100))
+        assert checkpoints_on(namespace, TOKENS, complete=False) == [100]
+        with namespace.lease(TOKENS) as lease:
+            assert states_equal(lease.states(), big_states(3, 100))
+        [node] = all_nodes(namespace)
+        assert store.stats().blocks == rows_only + len(node.checkpoints[0].ids)
+        assert save_id > 0
+        assert_sound(store)
+
+
+def test_bounded_shapes_come_back_as_they_were(store: Store) -> None:
+    """A window that isn't full, an empty one and opaque bytes of any length come back with exactly their shape."""
+    namespace = store.namespace(hybrid_layout())
+    for position in range(1, 16):
+        tokens = [position, *TOKENS[: position - 1]]
+        save(namespace, tokens)
+        with namespace.lease(tokens) as lease:
+            found = lease.states()
+        expected = session_states(hybrid_layout(), tokens)
+        assert {name: a.shape for name, a in found.items()} == {name: a.shape for name, a in expected.items()}
+        assert states_equal(found, expected)
+
+
+def test_states_belong_to_the_caller(store: Store) -> None:
+    """The states of a lease are copies: writing to them changes nothing that is stored, and they outlive the lease."""
+    namespace = store.namespace(hybrid_layout())
+    save(namespace, TOKENS)
+    with namespace.lease(TOKENS) as lease:
+        mine = lease.states()
+    mine["r"][...] = 0
+    assert_restores(namespace, TOKENS, 100)
+
+
+def test_a_layout_of_states_alone(path: Path) -> None:
+    """A recurrent model without any attention has states and no streams; it is restored at its checkpoints."""
+    layout = Layout((), (State("r", "f32", (100,)),), block_tokens=16)
+    with Store.open(path, max_bytes=CAP) as store:
+        namespace = store.namespace(layout)
+        namespace.save(TOKENS[:50], {}, states=session_states(layout, TOKENS[:50]))
+        namespace.save(TOKENS, {}, states=session_states(layout, TOKENS))
+        assert_restores(namespace, TOKENS, 100)
+        assert_restores(namespace, TOKENS[:99], 50)
+        assert_sound(store)
+
+
+def test_a_layout_without_states_ignores_none(store: Store) -> None:
+    """Passing no states, or none by name, to a layout that has none is the same."""
+    layout = Layout((Stream("k", "u8", (4,)),), block_tokens=16)
+    namespace = store.namespace(layout)
+    result = namespace.save(TOKENS, session_rows(layout, TOKENS), states={})
+    assert not result.checkpoint
+    assert_restores(namespace, TOKENS, 100)
