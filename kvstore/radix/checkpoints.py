@@ -20,10 +20,10 @@ KEPT_PER_PATH = 2
 _CHILDREN_LOOKED_AT = 32
 
 
-def has_checkpoint(txn: Reader | Writer, root: int, prompt: bytes) -> bool:
-    """Whether a complete checkpoint is stored at exactly the prompt's end."""
+def has_checkpoint(txn: Reader | Writer, root: int, prompt: bytes, bad: frozenset[bytes]) -> bool:
+    """Whether a complete checkpoint is stored at exactly the prompt's end, with no block in `bad`."""
     path, position = walk(txn, root, prompt, tolerant=True), len(prompt) // 4
-    return path.matched == position and any(c.position == position for _, c in path.checkpoints())
+    return path.matched == position and any(c.position == position and bad.isdisjoint(c.ids) for _, c in path.checkpoints())
 
 
 def add_blocks(txn: Writer, root: int, prompt: bytes, save_id: int, packed_bytes: int, ids: list[bytes]) -> int:
@@ -55,7 +55,8 @@ def add_blocks(txn: Writer, root: int, prompt: bytes, save_id: int, packed_bytes
 def complete(txn: Writer, root: int, prompt: bytes, save_id: int, blocks: int) -> None:
     """Make the checkpoint of a save valid, and drop what it supersedes.
 
-    A complete checkpoint that another save has made at this position meanwhile stays; ours goes.
+    A complete checkpoint that another save has made at this position meanwhile stays; ours goes. One with a block that is
+    marked as bad is replaced. (Putting ours has cleared the mark where the bytes were the same: then that one is whole again.)
 
     Raises
     ------
@@ -70,9 +71,11 @@ def complete(txn: Writer, root: int, prompt: bytes, save_id: int, blocks: int) -
     mine = next((c for c in node.checkpoints if c.position == position and c.save_id == save_id), None)
     if mine is None or len(mine.ids) != blocks:
         raise BaseLost(f"the states at position {position} were evicted while they were being saved; save again")
-    first = any(c.complete and c.position == position for c in node.checkpoints)
+    bad = table.bad_blocks(txn)
+    there = [c for c in node.checkpoints if c.complete and c.position == position]
+    first = any(bad.isdisjoint(c.ids) for c in there)
     done = () if first else (Checkpoint(position, save_id, True, mine.packed_bytes, mine.blocks),)
-    stale = [c for c in node.checkpoints if c is mine and first]
+    stale = [mine] if first else there
     stale += [c for c in node.checkpoints if c is not mine and not c.complete and c.position <= position]
     kept = tuple(c for c in node.checkpoints if c is not mine and c not in stale)
     _drop(txn, stale)

@@ -137,6 +137,7 @@ def merge_stored(
         return None
     offsets = layout.segments(block.header.tokens)
     payload = block.payload
+    own = payload.copy()  # a failed check is noticed after the rows have moved
     segments = [
         payload[offsets[i] : offsets[i] + s.rows(block.header.tokens) * s.row_bytes]
         .view(s.view_dtype)
@@ -153,6 +154,7 @@ def merge_stored(
         header.sums.astype(np.uint32).reshape(1, -1),
     )
     if failed[0] >= 0:
+        payload[:] = own
         scope.store.refuse(stored)
         return None
     sums = np.array([crc32c(segment) for segment in segments], np.uint32)

@@ -160,7 +160,7 @@ class Saver:
         wants_states = states is not None and bool(scope.layout.states)
         if wants_states:
             with scope.store.environment.reading() as txn:
-                wants_states = not checkpoints.has_checkpoint(txn, scope.root, self._prompt)
+                wants_states = not checkpoints.has_checkpoint(txn, scope.root, self._prompt, scope.store.bad(txn))
         if base == length and not wants_states:
             self._touch()
             return

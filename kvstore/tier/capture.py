@@ -73,7 +73,7 @@ class Capturer:
         if not self._scope.layout.states:
             return True
         with self._scope.store.environment.reading() as txn:
-            return checkpoints.has_checkpoint(txn, self._scope.root, prompt)
+            return checkpoints.has_checkpoint(txn, self._scope.root, prompt, self._scope.store.bad(txn))
 
     def _touch(self, prompt: bytes) -> None:
         with self._scope.store.environment.reading() as txn:
