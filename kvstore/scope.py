@@ -27,8 +27,8 @@ __all__ = ["NamespaceScope", "StoreCounters", "StoreScope"]
 _log = logging.getLogger("kvstore")
 _T = TypeVar("_T")
 
-_MAP_FULL_TRIES = 3
-_POINTS_A_TRY = 2
+_MAP_FULL_TRIES = 5
+_POINTS_A_TRY = 2  # twice as many with each further try: what one try frees can be used only by the one after the next
 _TOUCHES_HELD = 4096
 _PAGES_EVICTED_AT_ONCE = 8192
 _STATE_CHUNK = 1 << 20  # states of a layout whose row blocks are smaller than this are cut at this size
@@ -146,14 +146,14 @@ class StoreScope:
                     raise cause from error
                 if attempt == _MAP_FULL_TRIES:
                     raise StoreFullError(f"no contiguous free pages after {attempt} tries; raise the cap ({error})") from error
-                self._free_some(frozenset(keep or ()))
+                self._free_some(_POINTS_A_TRY << attempt, frozenset(keep or ()))
         raise AssertionError("unreachable")
 
-    def _free_some(self, keep: frozenset[int]) -> None:
+    def _free_some(self, points: int, keep: frozenset[int]) -> None:
         try:
             with self.environment.reading() as reader:
                 stateful = self._known(reader)[2]
-            removed = free_some(self.environment, self._victims, _POINTS_A_TRY, self.lock_timeout, keep, stateful)
+            removed = free_some(self.environment, self._victims, points, self.lock_timeout, keep, stateful)
         except MapFull as error:
             raise StoreFullError(f"the store has no page left even to evict with; raise the cap ({error})") from error
         self.counters.evicted_nodes += removed.nodes
