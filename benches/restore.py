@@ -165,8 +165,8 @@ def _run(context: Context) -> Outcome:
                 raise AssertionError("what was restored is not what was saved")
             plain.copy()
             in_cache = min(pagecache.resident(plain_file), pagecache.resident(data))
-            if in_cache < 0.99:
-                outcome.doubts.append(f"only {100 * in_cache:.0f}% of a file are in the page cache")
+            if in_cache < 0.98:
+                outcome.doubts.append(f"only {100 * in_cache:.1f}% of a file are in the page cache")
             sides = {"plain": plain.copy, "kvstore": lambda: stored.restore(into)}
 
             warm = pairs(context, "warm, maps in use", count, sides)
