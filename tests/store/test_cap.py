@@ -148,11 +148,11 @@ def test_a_long_conversation_loses_its_end_first(path: Path) -> None:
     with Store.open(path, max_bytes=CAP) as store:
         namespace = store.namespace(wide_layout())
         shared = list(range(9000, 9128))
-        for n in range(12):
+        for n in range(26):
             save(namespace, [*shared, *session(n, 130)])
             assert_restores(namespace, [*shared, 99_999], 128)
         fill(namespace, 100, 3)
-        matches = [namespace.match([*shared, *session(n, 130)]) for n in range(12)]
+        matches = [namespace.match([*shared, *session(n, 130)]) for n in range(26)]
         lengths = [0 if m is None else m.length for m in matches]
         assert lengths[-1] == 258
         assert set(lengths) <= {128, 258}
