@@ -19,8 +19,7 @@ def first_prompt(story: Story, length: int, tokenize: Tokenize) -> list[int]:
     """Make the first prompt of a story with as many sentences as fit into `length` tokens, tokenised as a whole."""
 
     def prompt(sentences: int) -> list[int]:
-        body = " ".join(story.sentences(sentences)).rstrip()
-        return tokenize(SYSTEM + story.opening() + body + story.ending(1))
+        return tokenize(SYSTEM + story.opening() + story.body(sentences) + story.ending(1))
 
     low, high = 0, length // 8  # no sentence is shorter than eight tokens
     while low < high:

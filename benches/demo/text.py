@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 __all__ = ["STORIES", "SYSTEM", "Fact", "Story"]
 
+_PAGE = 125  # sentences: prompts of the default length have fewer
+
 # Several hundred tokens that all three prompts begin with: what is stored once.
 SYSTEM = """You are the reading assistant of a small public archive. Readers send you long records: diaries, log books, letters,
 minutes of meetings, lists of stores. You read each record from its first line to its last before you say anything about it.
@@ -60,8 +62,16 @@ class Story:
 
     def opening(self) -> str:
         """What stands before the body: the title, a few sentences, and the facts."""
-        lead = list(self.sentences(4))
-        return f"{self.title}\n\n{' '.join(lead)} {' '.join(fact.sentence for fact in self.facts)}\n\n"
+        return f"{self.title}\n\n{' '.join(self.sentences(4))} {self._facts()}\n\n"
+
+    def body(self, sentences: int) -> str:
+        """Make the record's body. A long record copies its facts again now and then: the small model forgets them else."""
+        told = list(self.sentences(sentences))
+        pages = [" ".join(told[at : at + _PAGE]).rstrip() for at in range(0, sentences, _PAGE)]
+        return f"\n\nCopied from the first page: {self._facts()}\n\n".join(pages)
+
+    def _facts(self) -> str:
+        return " ".join(fact.sentence for fact in self.facts)
 
     def sentences(self, count: int) -> Iterator[str]:
         """Make the record's sentences, always the same ones in the same order."""
