@@ -36,7 +36,13 @@ class Session:
     failed: str = ""
     left: int = 0
     finished: bool = False
+    abandoned: bool = False
     new_tokens: int = 0
+
+    def abandon(self, why: str) -> None:
+        """Note that no more pieces will come, and drop those that wait: the cascade has raised and is counted there."""
+        self.abandoned = True
+        self.failed = self.failed or why
 
 
 @dataclass(slots=True, eq=False)
@@ -141,6 +147,9 @@ class WriteBehind:
         """Count a cascade once nothing of it is left. The condition is held."""
         if session.finished and not session.left and session in self._sessions:
             self._sessions.remove(session)
+            if session.abandoned:
+                session.counters.add(new_tokens=session.new_tokens)
+                return
             session.counters.settle(session.failed, session.new_tokens)
             if session.failed:
                 _log.warning("a cascade of %d tokens was not saved whole: %s", len(session.prompt) // 4, session.failed)

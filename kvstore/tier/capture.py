@@ -65,6 +65,9 @@ class Capturer:
                 piece = Piece(prompt[: 4 * stop], rows)
                 if not self._put(session, piece, captured if stop == length else None, limits.piece_pages):
                     break
+        except BaseException as error:
+            session.abandon(f"{type(error).__name__}: {error}")  # counted by whoever catches it
+            raise
         finally:
             self._behind.finish(session)
         return base, length - base if not session.failed else 0, session.failed

@@ -72,8 +72,9 @@ class _Handed:
         self._left -= set(arrays)
 
     def states(self) -> dict[str, Array]:
-        self._states_left = False
-        return self._lease.states()
+        states = self._lease.states()
+        self._states_left = False  # not before: an engine that swallows the error of damaged bytes has not taken them
+        return states
 
     def check_taken(self) -> None:
         if self._left or self._states_left:

@@ -1,0 +1,218 @@
+"""Writing behind: in order, bounded in bytes, flushed at close and at interpreter exit; many tiers over one store."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore import Layout, SessionTier, Store, Stream, WriteBehind
+from kvstore.testing import HashEngine
+from tests.support import CAP, assert_sound, run_child, wait_until
+
+from .engines import HYBRID, PLAIN, uninterrupted
+
+TOKENS = list(range(300))
+HEAVY = Layout((Stream("k", "u8", (4096,)),), block_tokens=16, model="heavy")
+
+
+class Busy:
+    """Holds the store's write lock in this process until it is told to let go, so that nothing that is queued gets through."""
+
+    def __init__(self, store: Store) -> None:
+        self._go, self._held = threading.Event(), threading.Event()
+        self._environment = store.namespace(HEAVY).scope.store.environment
+        self._thread = threading.Thread(target=self._hold, daemon=True)
+
+    def _hold(self) -> None:
+        with self._environment.write(5.0):
+            self._held.set()
+            self._go.wait(60)
+
+    def __enter__(self) -> Busy:
+        self._thread.start()
+        assert self._held.wait(10)
+        return self
+
+    def let_go(self) -> None:
+        """Let the writers through."""
+        self._go.set()
+        self._thread.join()
+
+    def __exit__(self, *_: object) -> None:
+        self.let_go()
+
+
+def test_a_full_queue_blocks_the_cascade_until_there_is_room(path: Path) -> None:
+    """When more is queued than the bound allows, a cascade waits, and goes on when the writer catches up; all of it is stored."""
+    with Store.open(path, max_bytes=CAP, lock_timeout=30.0) as store:
+        behind = WriteBehind(max_bytes=256 << 10)
+        tier = SessionTier(store, uninterrupted(HEAVY, TOKENS), write_behind=behind)
+        with Busy(store) as busy:
+            cascade = threading.Thread(target=tier.cascade, args=(TOKENS,), daemon=True)
+            cascade.start()
+            cascade.join(0.5)
+            assert cascade.is_alive()  # 1.2 MB do not fit into 256 KiB
+            assert behind.under_way(b"\0\0\0\0") == 1
+            assert not behind.flush(0.01)
+            busy.let_go()
+            cascade.join(30)
+            assert not cascade.is_alive()
+        tier.close()
+        behind.close()
+        assert tier.stats.saved == 1
+        with SessionTier(store, HashEngine(HEAVY)) as again:
+            assert again.promote([*TOKENS, 1]) == 300
+        assert_sound(store)
+
+
+def test_a_full_queue_drops_where_it_is_told_to(path: Path) -> None:
+    """With when_full="drop" a cascade that finds no room gives up at once, as a counted miss; what was queued before is stored."""
+    with Store.open(path, max_bytes=CAP, lock_timeout=30.0) as store:
+        behind = WriteBehind(max_bytes=256 << 10, when_full="drop")
+        first = SessionTier(store, uninterrupted(HEAVY, TOKENS[:20]), write_behind=behind)
+        second = SessionTier(store, uninterrupted(HEAVY, [7] * 300), write_behind=behind)
+        with Busy(store) as busy:
+            assert first.cascade(TOKENS[:20]).missed == ""
+            result = second.cascade([7] * 300)
+            assert "bound" in result.missed
+            assert result.captured_tokens == 0
+            busy.let_go()
+        assert behind.flush(30)
+        assert (first.stats.saved, first.stats.save_misses) == (1, 0)
+        assert (second.stats.saved, second.stats.save_misses) == (0, 1)
+        found = first.namespace.match(TOKENS)
+        assert found is not None
+        assert found.length == 20
+        second.cascade([7] * 300)  # smaller pieces may be dropped again while the writer is busy, never with an exception
+        behind.close()
+        assert_sound(store)
+
+
+@pytest.mark.parametrize("bound", [1, 1000])
+def test_a_piece_larger_than_the_bound_passes_alone(store: Store, bound: int) -> None:
+    """However small the bound, a cascade gets through."""
+    behind = WriteBehind(max_bytes=bound)
+    with SessionTier(store, uninterrupted(HYBRID, TOKENS), write_behind=behind) as tier:
+        tier.cascade(TOKENS)
+        assert tier.flush(30)
+        assert tier.promote([*TOKENS, 1]) == 300
+    behind.close()
+
+
+@pytest.mark.parametrize("bad", [{"max_bytes": 0}, {"max_bytes": -1}, {"when_full": "wait"}])
+def test_a_bound_that_makes_no_sense_is_refused(bad: dict[str, Any]) -> None:
+    """The bound is positive, and there are two things to do when it is reached."""
+    with pytest.raises(ValueError, match=r"max_bytes.*when_full"):
+        WriteBehind(**bad)
+
+
+def test_a_flush_gives_up_in_time(path: Path) -> None:
+    """A flush with a timeout says whether everything is stored."""
+    with Store.open(path, max_bytes=CAP, lock_timeout=30.0) as store, SessionTier(store, uninterrupted(HEAVY, TOKENS)) as tier:
+        assert tier.flush(0)
+        with Busy(store) as busy:
+            tier.cascade(TOKENS[:100])
+            assert not tier.flush(0.05)
+            busy.let_go()
+            assert tier.flush(30)
+        assert tier.stats.saved == 1
+
+
+def test_closing_flushes(store: Store) -> None:
+    """What was cascaded before a close is stored after it, states and all; a cascade after it is refused."""
+    tier = SessionTier(store, uninterrupted(HYBRID, TOKENS))
+    tier.cascade(TOKENS)
+    tier.close()
+    assert tier.stats.saved == 1
+    found = tier.namespace.match(TOKENS)
+    assert found is not None
+    assert found.length == 300
+
+
+EXIT = """
+from tests.tier.engines import *
+store = Store.open(path, max_bytes=CAP)
+tier = SessionTier(store, uninterrupted(HYBRID, list(range(300))))
+tier.cascade(list(range(300)))
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(0)", "del tier, store"])
+def test_the_interpreters_exit_flushes(path: Path, end: str) -> None:
+    """A process that ends without closing anything has stored what it cascaded."""
+    run_child(EXIT.format(end=end), path)
+    with Store.open(path) as store, SessionTier(store, HashEngine(HYBRID)) as tier:
+        assert tier.promote([*TOKENS, 1]) == 300
+        assert_sound(store)
+
+
+def test_cascades_of_one_session_follow_each_other(store: Store) -> None:
+    """Cascades in quick succession, each a little longer, are all stored; the last one is whole."""
+    engine = HashEngine(HYBRID)
+    with SessionTier(store, engine) as tier:
+        for n in range(0, 300, 10):
+            engine.feed(TOKENS[n : n + 10])
+            tier.cascade(TOKENS[: n + 10])
+        tier.flush()
+        assert (tier.stats.saved, tier.stats.save_misses, tier.stats.new_tokens) == (30, 0, 300)
+        assert tier.promote([*TOKENS, 1]) == 300
+    assert store.stats().nodes == 1
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_many_tiers_over_one_store(path: Path, shared: bool) -> None:
+    """Tiers in threads, with a queue each or one for all, over one small store: every answer is that of an uninterrupted engine."""
+    failures: list[BaseException] = []
+    behind = WriteBehind() if shared else None
+    with Store.open(path, max_bytes=CAP) as store:
+
+        def serve(seed: int) -> None:
+            chance = random.Random(seed)
+            layout = PLAIN if seed % 2 else HYBRID
+            engine = HashEngine(layout)
+            try:
+                with SessionTier(store, engine, write_behind=behind) as tier:
+                    for _ in range(12):
+                        tokens = [chance.randrange(2), *range(chance.randint(1, 120)), chance.randrange(3)]
+                        position = tier.promote(tokens)
+                        assert position == engine.position < len(tokens)
+                        engine.feed(tokens[position:])
+                        assert engine.state_hash() == uninterrupted(layout, tokens).state_hash()
+                        tier.cascade(tokens)
+                    tier.flush()
+                    assert tier.stats.faults == 0
+                    assert tier.stats.saved == 12
+            except BaseException as error:  # whatever it is, the test has to see it
+                failures.append(error)
+
+        threads = [threading.Thread(target=serve, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if behind is not None:
+            behind.close()
+        assert not failures, failures
+        assert_sound(store)
+
+
+def test_a_session_is_under_way_until_it_is_stored(path: Path) -> None:
+    """The queue knows how much of a prompt is on its way, for other tiers of the process."""
+    import numpy as np
+
+    prompt = np.array([*TOKENS[:50], 999], "<u4").tobytes()
+    with Store.open(path, max_bytes=CAP, lock_timeout=30.0) as store:
+        behind = WriteBehind()
+        with SessionTier(store, uninterrupted(HEAVY, TOKENS[:100]), write_behind=behind) as tier:
+            with Busy(store) as busy:
+                tier.cascade(TOKENS[:100])
+                assert behind.under_way(prompt) == 50
+                busy.let_go()
+            wait_until(lambda: behind.under_way(prompt) == 0)
+            assert tier.stats.saved == 1
+        behind.close()
