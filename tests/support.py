@@ -140,8 +140,11 @@ def child(code: str, *args: str | os.PathLike[str]) -> subprocess.Popen[str]:
 
 def run_child(code: str, *args: str | os.PathLike[str]) -> str:
     """Run a piece of code to its end in another process; return what it printed. It must succeed."""
-    with child(code, *args) as process:
-        out, err = process.communicate(timeout=120)
+    process = child(code, *args)
+    try:
+        out, err = process.communicate(timeout=300)
+    finally:
+        process.kill()
     assert process.returncode == 0, err
     return out.strip()
 

@@ -22,6 +22,7 @@ __all__ = [
     "now",
     "store",
     "touch",
+    "usage_from",
     "usage_of",
 ]
 
@@ -78,8 +79,15 @@ def count_children(txn: Reader | Writer, parent: int, most: int) -> int:
 
 def usage_of(txn: Reader | Writer, node: int) -> Usage:
     """When a node was last used; long ago when there is no record."""
-    raw = txn.get(node_key(node), txn.db.usage)
-    return Usage(0, 0) if raw is None else Usage.decode(node, raw)
+    return usage_from(node, txn.get(node_key(node), txn.db.usage))
+
+
+def usage_from(node: int, raw: bytes | None) -> Usage:
+    """Decode a usage record; long ago when there is none or it is damaged: recency is not worth failing for."""
+    try:
+        return Usage(0, 0) if raw is None else Usage.decode(node, raw)
+    except IndexDamaged:
+        return Usage(0, 0)
 
 
 def touch(txn: Writer, node: int, last_use: int) -> None:

@@ -43,13 +43,13 @@ def test_constants_are_what_they_were() -> None:
         "KIND_ROWS": 1,
         "KIND_STATES": 2,
         "KIND_ENTRY": 3,
-        "DATABASES": ("meta", "namespaces", "children", "nodes", "usage", "blocks", "refs", "bad"),
+        "DATABASES": ("meta", "namespaces", "children", "nodes", "usage", "blocks", "refs", "bad", "spacers"),
         "DATA_FILE": "data.mdb",
         "OPEN_LOCK_FILE": "open.lock",
         "WRITE_LOCK_FILE": "write.lock",
         "PAGE_HEADER": 16,
         "PAYLOAD_ALIGN": 4096,
-        "TAIL_SIZES": 8,
+        "TAIL_SIZES": 16,
     }
     assert {name: getattr(constants, name) for name in pinned} == pinned
 
