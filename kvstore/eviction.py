@@ -18,6 +18,7 @@ from kvstore.records.node import Usage, node_key
 
 __all__ = ["Candidate", "LeastRecentlyUsed", "Limits", "Policy", "Victims", "evict_point", "evict_to", "free_some", "make_room"]
 
+_USUAL_PAGE_BYTES = 32768
 _TREE_PAGES = 24  # what the trees themselves may grow by, and their copies, in one transaction
 
 
@@ -48,12 +49,17 @@ class Limits:
     @property
     def piece_pages(self) -> int:
         """Pages that one transaction may write: about 8 MiB, less in a small file, at least one block."""
-        return max(self.block_pages, min((8 << 20) // 32768, self.map_pages // 32))
+        return self._near(8 << 20)
 
     @property
     def single_pages(self) -> int:
         """Up to how many pages a save is one transaction: about 16 MiB, less in a small file."""
-        return max(self.block_pages, min((16 << 20) // 32768, self.map_pages // 32))
+        return self._near(16 << 20)
+
+    def _near(self, size: int) -> int:
+        """Pages of as many whole blocks as come nearest to `size` bytes: a 4 MiB block and its header take 129 pages."""
+        blocks = max(round(size / _USUAL_PAGE_BYTES / self.block_pages), 1)
+        return max(self.block_pages, min(blocks * self.block_pages, self.map_pages // 32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,7 @@ class Victims:
     def refresh(self, txn: Reader | Writer) -> None:
         """Rank all nodes anew."""
         seen = (
-            Candidate(int.from_bytes(key, "big"), Usage.decode(int.from_bytes(key, "big"), raw))
+            Candidate(int.from_bytes(key, "big"), nodes.usage_from(int.from_bytes(key, "big"), raw))
             for key, raw in txn.items(txn.db.usage)
         )
         self._ranked = deque(self._policy.rank(seen))
@@ -107,7 +113,7 @@ class Victims:
                 kept.append(candidate)
                 continue
             raw = txn.get(node_key(candidate.node), txn.db.usage)
-            if raw is None or Usage.decode(candidate.node, raw).last_use != candidate.usage.last_use:
+            if raw is None or nodes.usage_from(candidate.node, raw).last_use != candidate.usage.last_use:
                 continue
             if not nodes.has_children(txn, candidate.node):
                 found = candidate.node
@@ -118,7 +124,7 @@ class Victims:
         """Bring back a node that has just lost a child: it is worth no more than the child was."""
         raw = txn.get(node_key(node), txn.db.usage)
         if raw is not None:
-            self._ranked.appendleft(Candidate(node, Usage.decode(node, raw)))
+            self._ranked.appendleft(Candidate(node, nodes.usage_from(node, raw)))
 
 
 def make_room(
