@@ -12,6 +12,7 @@ from kvstore.ids import TokenArray, Tokens, as_tokens
 from kvstore.layout import Layout
 from kvstore.leases import Lease, Match, find_prefix, open_lease
 from kvstore.radix import Removed, nodes, walk
+from kvstore.records.node import node_key
 from kvstore.saving import Saver, SaveResult
 from kvstore.scope import NamespaceScope, StoreScope
 
@@ -181,14 +182,22 @@ def _result(store: StoreScope, removed: Removed) -> EvictResult:
     return EvictResult(removed.nodes, removed.tokens, removed.pages * store.environment.page_bytes)
 
 
+def _unlink_first(txn: Writer, parent: int) -> None:
+    """Remove the first record that leads from a node to a child."""
+    key = next(key for key, _ in txn.items(txn.db.children, node_key(parent)))
+    txn.delete(txn.db.children, key)
+
+
 def _evict_some(txn: Writer, root: int) -> Removed:
     """Remove some leaves, found by walking down first children."""
     removed = Removed()
     while removed.nodes < _NODES_A_TRANSACTION:
-        node = next(nodes.children_of(txn, root), None)
+        parent, node = root, next(nodes.children_of(txn, root), None)
         if node is None:
             break
         while (below := next(nodes.children_of(txn, node), None)) is not None:
-            node = below
+            parent, node = node, below
         removed.add(evict_point(txn, node, frozenset(), frozenset()))
+        if next(nodes.children_of(txn, parent), None) == node:  # a node whose record is damaged does not say what leads to it
+            _unlink_first(txn, parent)
     return removed

@@ -11,7 +11,7 @@ from kvstore import KVStoreError, Namespace, Store
 from kvstore.blocks import find
 from kvstore.records.meta import COUNTERS_KEY
 from kvstore.records.node import child_key, encode_child, node_key
-from tests.support import CAP, assert_restores, data_file, flip, plain_layout, restored_at_last, save, wide_layout
+from tests.support import CAP, assert_restores, data_file, flip, plain_layout, restored_at_last, run_child, save, wide_layout
 
 from .index import nodes_on
 
@@ -95,6 +95,28 @@ def _goes_on(store: Store) -> None:
     assert store.stats().counters.evicted_nodes > 0
     save(namespace, TOKENS)
     assert_restores(namespace, TOKENS, 100)
+
+
+EVICT_ALL = """
+with Store.open(path) as store:
+    store.namespace(plain_layout()).evict()
+    save(store.namespace(plain_layout()), list(range(100)))
+    assert_restores(store.namespace(plain_layout()), list(range(100)), 100)
+    store.namespace(plain_layout()).evict()
+    print(store.stats().nodes)
+"""
+
+
+@pytest.mark.parametrize("kind", ["leaf", "inner node", "child"])
+def test_evicting_everything_comes_to_an_end(path: Path, kind: str) -> None:
+    """Evicting a namespace goes past nodes that can't be read, instead of meeting the first of them for ever."""
+    with Store.open(path, max_bytes=CAP) as store:
+        namespace = store.namespace(plain_layout())
+        save(namespace, TOKENS)
+        save(namespace, OTHER)
+        record = RECORDS[kind](namespace)
+    damage(path, record)
+    assert int(run_child(EVICT_ALL, path)) <= 2
 
 
 @pytest.mark.parametrize("kind", sorted(VITAL))
