@@ -121,7 +121,7 @@ def test_an_envelope_is_of_one_type_and_key(kind: int, key: bytes, body: bytes) 
     """A framed record opens under its own type and key, and under no other."""
     raw = frame(kind, key, body)
     assert raw[unframe(kind, key, raw) :] == body
-    for other_kind, other_key in ((kind ^ 1, key), (kind, key + b"x"), (kind, key[:-1] or b"y")):
+    for other_kind, other_key in ((kind ^ 1, key), (kind, key + b"x"), (kind, key[:-1] if key else b"y")):
         with pytest.raises(IndexDamaged):
             unframe(other_kind, other_key, raw)
 
