@@ -75,6 +75,7 @@ def check_rows(stream: Stream, array: StreamArray, tokens: int, *, exact: bool) 
             f"stream {stream.name!r}: expected a slot (int64 or int32) for each of {rows} rows, "
             f"got {slots.dtype} of shape {slots.shape}"
         )
+    slots = slots[:rows]  # what lies behind is padding
     count = pages.shape[axis] * pages.shape[axis + 1]
     if rows and not 0 <= int(slots.min()) <= int(slots.max()) < count:
         raise ArrayError(

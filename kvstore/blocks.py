@@ -26,9 +26,11 @@ __all__ = [
     "find",
     "mark_bad",
     "missing",
+    "offset_of",
     "pages_to_put",
     "put",
     "read_header",
+    "set_count",
     "take_reference",
 ]
 
@@ -67,6 +69,15 @@ def find(txn: Reader | Writer, block_id: bytes) -> Ref | None:
     """Look up where a block lies; None when it isn't stored. Raises IndexDamaged."""
     raw = txn.get(block_id, txn.db.refs)
     return None if raw is None else Ref.decode(block_id, raw)
+
+
+def offset_of(txn: Reader | Writer, block_id: bytes) -> int | None:
+    """Where a block's payload lies; None when its reference record is missing or damaged."""
+    try:
+        ref = find(txn, block_id)
+    except IndexDamaged:
+        return None
+    return None if ref is None else ref.offset
 
 
 def missing(block_id: bytes) -> IndexDamaged:
@@ -148,26 +159,39 @@ def take_reference(txn: Writer, block_id: bytes) -> None:
 def drop_reference(txn: Writer, block_id: bytes) -> int:
     """Give one reference back; the last one removes the block. Returns the pages that were freed.
 
-    An index that has lost the block's record already is not made worse: that returns 0.
+    A block whose reference record is missing or damaged can be read by nobody: what is left of it goes as well.
     """
     try:
         ref = find(txn, block_id)
     except IndexDamaged:
-        return 0
-    if ref is None:
-        txn.delete(txn.db.bad, block_id)
-        return 0
-    if ref.count > 1:
+        ref = None
+    if ref is not None and ref.count > 1:
         txn.put(txn.db.refs, block_id, ref.counted(-1).encode(block_id))
         return 0
-    txn.delete(txn.db.refs, block_id)
-    txn.delete(txn.db.bad, block_id)
-    txn.delete(txn.db.blocks, block_id)
-    txn.freed.append((ref.offset, ref.payload_bytes))
-    return ref.pages
+    _remove(txn, block_id, ref)
+    return ref.pages if ref is not None else 0
 
 
-def read_header(environment: Environment, block_id: bytes, ref: Ref, sums: int) -> BlockHeader:
+def set_count(txn: Writer, block_id: bytes, count: int) -> None:
+    """Correct a reference count after damage. 0 removes the block, and so does a reference record that can't be read."""
+    try:
+        ref = find(txn, block_id)
+    except IndexDamaged:
+        ref = None
+    if ref is None or not count:
+        _remove(txn, block_id, ref)
+    else:
+        txn.put(txn.db.refs, block_id, ref.counted(count - ref.count).encode(block_id))
+
+
+def _remove(txn: Writer, block_id: bytes, ref: Ref | None) -> None:
+    for database in (txn.db.refs, txn.db.bad, txn.db.blocks):
+        txn.delete(database, block_id)
+    if ref is not None:
+        txn.freed.append((ref.offset, ref.payload_bytes))
+
+
+def read_header(environment: Environment, block_id: bytes, ref: Ref, sums: int, namespace: bytes | None = None) -> BlockHeader:
     """Read and check the header of a block at its recorded offset, by pread: a bad sector is an error, not a signal.
 
     Raises
@@ -180,13 +204,8 @@ def read_header(environment: Environment, block_id: bytes, ref: Ref, sums: int) 
         raw = environment.pread(BlockHeader.encoded_bytes(sums), ref.offset - padded)
         header = BlockHeader.decode(raw)
     except (OSError, IndexDamaged) as error:
-        raise BlockDamaged(f"block {block_id.hex()}: {error}", block_id=block_id) from error
-    if (header.block_id, header.kind, header.tokens, header.payload_bytes, len(header.sums)) != (
-        block_id,
-        ref.kind,
-        ref.tokens,
-        ref.payload_bytes,
-        sums,
-    ):
-        raise BlockDamaged(f"block {block_id.hex()}: its header is that of another block", block_id=block_id)
+        raise BlockDamaged(f"block {block_id.hex()}: {error}", block_id=block_id, offset=ref.offset) from error
+    found = (header.block_id, header.kind, header.tokens, header.payload_bytes, len(header.sums))
+    if found != (block_id, ref.kind, ref.tokens, ref.payload_bytes, sums) or namespace not in (None, header.namespace):
+        raise BlockDamaged(f"block {block_id.hex()}: its header is that of another block", block_id=block_id, offset=ref.offset)
     return header

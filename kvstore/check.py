@@ -17,7 +17,7 @@ from kvstore.kernel import crc32c
 from kvstore.layout import Layout
 from kvstore.records.block import BlockHeader, Ref, header_bytes
 from kvstore.records.constants import KIND_ROWS
-from kvstore.records.meta import NamespaceRecord
+from kvstore.records.meta import NamespaceRecord, RootRecord
 from kvstore.records.node import Node, Usage, child_key, decode_child
 
 __all__ = ["Problem", "Progress", "verify_contents"]
@@ -83,6 +83,15 @@ def _namespaces(txn: Reader, found: _Findings) -> None:
             found.add(f"namespace {key.hex()}", "its id is not that of its layout and salt")
         found.roots[record.root] = layout
         found.layouts[key] = layout
+        stands_for = txn.get(record.root.to_bytes(8, "big"), txn.db.roots)
+        try:
+            if stands_for is None or RootRecord.decode(record.root, stands_for).namespace != key:
+                found.add(f"namespace {key.hex()}", f"its root {record.root} does not stand for it")
+        except IndexDamaged as error:
+            found.add(f"root {record.root}", error)
+    for key, _ in txn.items(txn.db.roots, keys_only=True):
+        if int.from_bytes(key, "big") not in found.roots:
+            found.add(f"root {int.from_bytes(key, 'big')}", "it stands for no namespace")
 
 
 def _nodes(txn: Reader, found: _Findings, progress: Progress | None) -> dict[int, Node]:

@@ -121,12 +121,15 @@ class BlockDamaged(KVStoreError, OSError):
         The id of the damaged block, 32 bytes.
     position : int
         The first token position that the block holds, or the checkpoint's position for a block of states.
+    offset : int or None
+        Where its payload was looked for in the data file; None when the store doesn't know.
     """
 
-    def __init__(self, message: str, *, block_id: bytes = b"", position: int = 0) -> None:
+    def __init__(self, message: str, *, block_id: bytes = b"", position: int = 0, offset: int | None = None) -> None:
         super().__init__(message)
         self.block_id = block_id
         self.position = position
+        self.offset = offset
 
 
 class EngineError(KVStoreError, RuntimeError):

@@ -86,11 +86,16 @@ class LeastRecentlyUsed:
 
 
 class Victims:
-    """Candidates for eviction, from a pass over `usage`; each is checked again before it goes. Not thread-safe."""
+    """Candidates for eviction, from a pass over `usage`; each is checked again before it goes. Under the write lock only."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._ranked: deque[Candidate] = deque()
+        self._stale = False
+
+    def forget(self) -> None:
+        """Rank anew before the next one is taken: a transaction that took some was aborted. May be called from any thread."""
+        self._stale = True
 
     def refresh(self, txn: Reader | Writer) -> None:
         """Rank all nodes anew."""
@@ -98,13 +103,15 @@ class Victims:
             Candidate(int.from_bytes(key, "big"), nodes.usage_from(int.from_bytes(key, "big"), raw))
             for key, raw in txn.items(txn.db.usage)
         )
-        self._ranked = deque(self._policy.rank(seen))
+        self._ranked, self._stale = deque(self._policy.rank(seen)), False
 
     def next(self, txn: Writer, keep: frozenset[int]) -> int | None:
         """The next node that is still there, unused since it was ranked, without children and not kept.
 
         A node with children is passed over: when the last of them goes it inherits their use, and `freed` brings it back.
         """
+        if self._stale:
+            return None
         kept: list[Candidate] = []
         found = None
         while self._ranked and found is None:
@@ -187,8 +194,7 @@ def evict_point(txn: Writer, node: int, keep: frozenset[int], stateful_roots: fr
     try:
         leaf = nodes.load(txn, node)
     except IndexDamaged:
-        txn.delete(txn.db.usage, node_key(node))
-        txn.delete(txn.db.nodes, node_key(node))
+        nodes.drop_unreadable(txn, node)
         return Removed(1, 0, 0)
     return remove_point(txn, leaf, has_states=leaf.root in stateful_roots, keep=keep)
 

@@ -38,7 +38,8 @@ class FileLock:
     def acquire(self, *, exclusive: bool, timeout: float) -> bool:
         """Take the lock, or convert the one held; return False when `timeout` seconds pass. 0 tries once.
 
-        A conversion is not atomic: another process may hold the lock in between.
+        A conversion gives up the lock that is held first: another process may take it in between, and after a failure nothing
+        is held.
         """
         operation = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB
         deadline = time.monotonic() + timeout

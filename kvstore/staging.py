@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +25,16 @@ class BufferPool:
     def __init__(self, keep_bytes: int, *, align: int, skew: int) -> None:
         self._keep_bytes = keep_bytes
         self._align, self._skew = align, skew
-        self._idle: dict[int, list[npt.NDArray[np.uint8]]] = defaultdict(list)
+        self._idle: dict[int, list[npt.NDArray[np.uint8]]] = {}  # by length, the one asked for last at the end
         self._idle_bytes = 0
         self._lock = threading.Lock()
 
     def take(self, length: int) -> npt.NDArray[np.uint8]:
         """Hand out a buffer of exactly this many bytes; its contents are undefined. It is the caller's until `give`."""
         with self._lock:
-            idle = self._idle.get(length)
+            idle = self._idle.pop(length, None)
             if idle:
+                self._idle[length] = idle
                 self._idle_bytes -= length
                 return idle.pop()
         raw = np.empty(length + self._align, np.uint8)
@@ -43,8 +43,17 @@ class BufferPool:
         return raw[skip : skip + length]
 
     def give(self, buffer: npt.NDArray[np.uint8]) -> None:
-        """Give a buffer back. The caller keeps no reference into it."""
+        """Give a buffer back. The caller keeps no reference into it. Buffers of lengths not asked for lately go first."""
         with self._lock:
-            if self._idle_bytes + buffer.nbytes <= self._keep_bytes:
-                self._idle[buffer.nbytes].append(buffer)
-                self._idle_bytes += buffer.nbytes
+            length = buffer.nbytes
+            others = [other for other in self._idle if other != length]
+            while self._idle_bytes + length > self._keep_bytes and others:
+                other = others[0]
+                if self._idle[other]:
+                    self._idle[other].pop()
+                    self._idle_bytes -= other
+                if not self._idle[other]:
+                    del self._idle[others.pop(0)]
+            if self._idle_bytes + length <= self._keep_bytes:
+                self._idle.setdefault(length, []).append(buffer)
+                self._idle_bytes += length

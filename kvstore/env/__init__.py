@@ -2,7 +2,7 @@
 
 from kvstore.env.environment import Environment
 from kvstore.env.opening import MIN_CAP, map_bytes_for, open_environment, verify_file
-from kvstore.env.registry import acquire_environment, open_handles, release_environment, retain_environment
+from kvstore.env.registry import acquire_environment, is_open
 from kvstore.env.resizing import compact, raise_cap
 from kvstore.env.transactions import Databases, MapFull, Reader, Writer
 
@@ -15,11 +15,9 @@ __all__ = [
     "Writer",
     "acquire_environment",
     "compact",
+    "is_open",
     "map_bytes_for",
     "open_environment",
-    "open_handles",
     "raise_cap",
-    "release_environment",
-    "retain_environment",
     "verify_file",
 ]

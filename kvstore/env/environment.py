@@ -13,11 +13,13 @@ import lmdb
 
 from kvstore.env.transactions import Databases, MapFull, Reader, Writer, pinned, translated
 from kvstore.errors import (
+    CapError,
     ForkedStoreError,
+    KVStoreError,
     SpacePinned,
+    StoreBusyError,
     StoreClosedError,
     StoreDamagedError,
-    StoreFullError,
     WriteLockTimeout,
 )
 from kvstore.kernel import FileMap
@@ -28,6 +30,8 @@ from kvstore.records.meta import StoreRecord
 __all__ = ["Environment", "open_lmdb"]
 
 _log = logging.getLogger("kvstore")
+
+_PASSING_READER = 0.5  # seconds that a save waits for a reader to end before it takes the space for pinned
 
 
 def open_lmdb(path: str) -> lmdb.Environment:
@@ -55,7 +59,15 @@ def open_lmdb(path: str) -> lmdb.Environment:
 class Environment:
     """An open store file. Shared by all handles of the process on one store; thread-safe.
 
-    Made by `kvstore.env.opening`. `record` is the store's identity as it was when it was opened.
+    Made by `kvstore.env.opening` with one use counted. Handles, leases and transactions each count as a use, and the last to go
+    closes the file: so nothing is unmapped under a call that is under way, whoever closes what meanwhile.
+
+    Attributes
+    ----------
+    record : StoreRecord
+        The store's identity as it was when it was opened.
+    companion : object
+        What the layers above keep for the file as long as it is open.
     """
 
     def __init__(
@@ -66,6 +78,7 @@ class Environment:
         record: StoreRecord,
         open_lock: FileLock,
         write_lock: FileLock,
+        file_identity: tuple[int, int],
     ) -> None:
         self.path = path
         self.record = record
@@ -80,11 +93,26 @@ class Environment:
         self._pid = os.getpid()
         self._closed = False
         self._forked = False
+        self._uses = 1
+        # re-entrant: the last view of a lease may die in a garbage collection inside these methods
+        self._uses_guard = threading.RLock()
+        self.gone = threading.Event()  # set once the file is really closed
+        self.companion: object = None
+        self.file_identity = file_identity
         self._data_fd = os.open(os.path.join(path, DATA_FILE), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        there = os.fstat(self._data_fd)
-        self.file_identity = (there.st_dev, there.st_ino)
-        self._lock_inode = self._stat_lmdb_lock()
-        self.file_map = FileMap(self._data_fd, self.map_bytes)
+        try:
+            if self._named_file() != file_identity:
+                raise StoreBusyError(f"the file of the store at {path} was replaced while it was being opened; open it again")
+            self._lock_inode = self._stat_lmdb_lock()
+            try:
+                self.file_map = FileMap(self._data_fd, self.map_bytes)
+            except OSError as error:
+                raise CapError(
+                    f"cannot map {self.map_bytes} bytes of {path}: {error.strerror}; lower the cap with Store.resize"
+                ) from error
+        except BaseException:
+            os.close(self._data_fd)
+            raise
         self._last_reader_check = time.monotonic()
 
     @property
@@ -112,19 +140,40 @@ class Environment:
         if self._closed:
             raise StoreClosedError(f"the store at {self.path} is closed; open it again")
 
+    def retain(self) -> None:
+        """Count one more use. Raises StoreClosedError or ForkedStoreError once the last one has gone."""
+        with self._uses_guard:
+            self.check_open()
+            self._uses += 1
+
+    def release(self) -> None:
+        """Give a use back; the last one closes the file. Does nothing in a forked child."""
+        with self._uses_guard:
+            if self.closed:
+                return
+            self._uses -= 1
+            if self._uses:
+                return
+            self._closed = True
+        self._close()
+
     def read(self) -> Reader:
-        """Begin a read transaction; the caller closes it."""
+        """Begin a read transaction. The caller has counted its use, and closes it."""
         self.check_open()
         return Reader(self._lmdb, self.db)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Reader]:
         """A read transaction for the length of a `with` block."""
-        reader = self.read()
+        self.retain()
         try:
-            yield reader
+            reader = self.read()
+            try:
+                yield reader
+            finally:
+                reader.close()
         finally:
-            reader.close()
+            self.release()
 
     @contextlib.contextmanager
     def write(self, timeout: float) -> Iterator[Writer]:
@@ -141,12 +190,17 @@ class Environment:
         StoreFullError, SpacePinned
             When there is no room.
         """
-        self.check_open()
+        self.retain()
+        try:
+            yield from self._write(timeout)
+        finally:
+            self.release()
+
+    def _write(self, timeout: float) -> Iterator[Writer]:
         deadline = time.monotonic() + timeout
         if not self._mutex.acquire(timeout=max(timeout, 0)):
             raise WriteLockTimeout(f"another thread held the write lock of {self.path} for over {timeout} s; try again later")
         try:
-            self.check_open()
             if not self._write_lock.acquire(exclusive=True, timeout=max(deadline - time.monotonic(), 0)):
                 raise WriteLockTimeout(
                     f"another process held the write lock of {self.path} for over {timeout} s; it may be stopped or slow, try later"
@@ -187,12 +241,21 @@ class Environment:
             os.posix_fadvise(self._data_fd, offset, length, os.POSIX_FADV_DONTNEED)
 
     def classify_full(self, error: MapFull) -> SpacePinned | None:
-        """After MapFull: clear dead readers' slots; name the cause if a reader pins what was freed, else return None."""
+        """After MapFull: clear dead readers' slots; name the cause if a reader pins what was freed, else return None.
+
+        A reader that is only passing (a promote takes milliseconds) is waited for a moment.
+        """
         self.reader_check()
-        oldest = self.oldest_reader()
-        with translated():
-            last = int(self._lmdb.info()["last_txnid"])
-        return pinned(error) if oldest is not None and oldest < last else None
+        deadline = time.monotonic() + _PASSING_READER
+        while True:
+            oldest = self.oldest_reader()
+            with translated():
+                last = int(self._lmdb.info()["last_txnid"])
+            if oldest is None or oldest >= last:
+                return None
+            if time.monotonic() > deadline:
+                return pinned(error)
+            time.sleep(0.01)
 
     def oldest_reader(self) -> int | None:
         """The oldest transaction that a reader of any process still sees, or None without readers."""
@@ -212,6 +275,14 @@ class Environment:
         """Clear dead readers' slots if that was not done for a while."""
         if time.monotonic() - self._last_reader_check > seconds:
             self.reader_check()
+
+    def payload_address(self, offset: int, length: int) -> int:
+        """Where a payload lies in the file map, having brought it into memory so that reading it raises no signal.
+
+        Valid as long as the caller's use of the environment and its transaction last. Raises OSError.
+        """
+        self.file_map.populate(offset, length)
+        return self.file_map.address + offset
 
     def pread(self, length: int, offset: int) -> bytes:
         """Read from the data file, so that a bad sector or a truncation is an error and not a signal."""
@@ -242,12 +313,19 @@ class Environment:
             self._lmdb.close()
 
     def exclusive(self, timeout: float) -> bool:
-        """Try to become the only process that has the store open; `shared` goes back."""
-        return self._open_lock.acquire(exclusive=True, timeout=timeout)
+        """Try to become the only process that has the store open. Close the environment afterwards, whatever came of it.
 
-    def shared(self) -> None:
-        """Let other processes open the store again."""
-        self._open_lock.acquire(exclusive=False, timeout=60.0)
+        While it waits it holds nothing (flock can't be converted in one step), so the file may be replaced meanwhile: then this
+        is another one's store, and the answer is False.
+        """
+        return self._open_lock.acquire(exclusive=True, timeout=timeout) and self._named_file() == self.file_identity
+
+    def _named_file(self) -> tuple[int, int] | None:
+        try:
+            there = os.stat(os.path.join(self.path, DATA_FILE), follow_symlinks=False)
+        except OSError:
+            return None
+        return there.st_dev, there.st_ino
 
     def _stat_lmdb_lock(self) -> tuple[int, int]:
         # Looked at, never opened: closing any descriptor of lock.mdb drops the locks that LMDB holds in this process.
@@ -264,24 +342,27 @@ class Environment:
                 f"a lock file in {self.path} was deleted or replaced while the store was open; writing is refused, since "
                 "another process could write at the same time: close the store in every process and open it again"
             )
+        if self._named_file() != self.file_identity:
+            raise StoreDamagedError(
+                f"the data file in {self.path} was deleted or replaced while the store was open; what would be written is lost: "
+                "close the store and open it again"
+            )
 
-    def close(self) -> None:
-        """Close the file. For the registry, when the last handle and the last lease are gone. Idempotent."""
-        if self.closed:
-            return
-        with self._mutex:
-            self._closed = True
-            self.file_map.close()
-            with contextlib.suppress(StoreFullError), translated():
-                self._lmdb.close()
-            os.close(self._data_fd)
-            self._write_lock.close()
-            self._open_lock.close()
+    def _close(self) -> None:
+        self.companion = None
+        self.file_map.close()
+        with contextlib.suppress(KVStoreError), translated():
+            self._lmdb.close()
+        os.close(self._data_fd)
+        self._write_lock.close()
+        self._open_lock.close()
+        self.gone.set()
 
     def after_fork(self) -> None:
         """In a forked child: give up our descriptors (never unlock: the lock is the parent's) and refuse every use."""
         self._forked = True
         self._mutex = threading.Lock()
+        self._uses_guard = threading.RLock()
         if not self._closed:
             self._write_lock.close()
             self._open_lock.close()

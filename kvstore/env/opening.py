@@ -48,6 +48,7 @@ _log = logging.getLogger("kvstore")
 
 _MIN_PAGES = 128  # LMDB's trees, their copies under way, and room to evict in
 MIN_CAP = LOCK_RESERVE + _MIN_PAGES * DEFAULT_PAGE_BYTES
+MAX_CAP = 1 << 45  # the file is mapped twice, by LMDB and by us, in an address space of 47 bits
 _NEW_DATA_FILE = DATA_FILE + ".new"
 _OURS = {DATA_FILE, LMDB_LOCK_FILE, OPEN_LOCK_FILE, WRITE_LOCK_FILE, _NEW_DATA_FILE}
 
@@ -64,6 +65,8 @@ def map_bytes_for(cap: int, page_bytes: int) -> int:
         raise CapError(f"max_bytes must be an integer number of bytes, got {cap!r}")
     if cap < MIN_CAP:
         raise CapError(f"max_bytes is {cap}, a store needs at least {MIN_CAP} (and room for its layouts' blocks): raise it")
+    if cap > MAX_CAP:
+        raise CapError(f"max_bytes is {cap}, a process can map at most {MAX_CAP}: lower it")
     return (cap - LOCK_RESERVE) // page_bytes * page_bytes
 
 
@@ -177,6 +180,7 @@ def _open_locked(
     # file is new, and handles of databases outlive the transaction that opened them only if that is a write transaction
     # (py-lmdb ends a read transaction by a reset, and the handles with it).
     try:
+        there = os.stat(data, follow_symlinks=False)
         environment = _open_file(directory, data)
         try:
             if first and _initialise(environment, max_bytes):
@@ -199,7 +203,7 @@ def _open_locked(
     try:
         if first and not open_lock.acquire(exclusive=False, timeout=lock_timeout):
             raise StoreBusyError(f"another process took {directory} exclusively; try later")
-        return Environment(directory, environment, db, record, open_lock, write_lock)
+        return Environment(directory, environment, db, record, open_lock, write_lock, (there.st_dev, there.st_ino))
     except BaseException:
         environment.close()
         raise
@@ -216,7 +220,7 @@ def _unborn(data: Path) -> bool:
     """Whether a creator died after it put the file in place and before it wrote anything into it."""
     try:
         facts = read_facts(str(data))
-    except KVStoreError:
+    except (KVStoreError, OSError):
         return False
     return facts.transaction == 0 and facts.file_bytes <= 2 * facts.page_bytes
 
@@ -245,6 +249,12 @@ def _facts(data: Path, had_locks: bool) -> None:
         if had_locks:  # our lock files stand beside it: it was a store
             raise StoreDamagedError(f"{error}: its first pages are damaged; move it away and let a new one be created") from error
         raise
+    except KVStoreError:
+        raise
+    except PermissionError as error:
+        raise StoreOwnerError(f"cannot read {data}: {error.strerror}; check its permissions") from error
+    except OSError as error:
+        raise StoreDamagedError(f"cannot read {data}: {error.strerror}") from error
 
 
 def _check_file(data: Path, had_locks: bool) -> None:
@@ -304,14 +314,12 @@ def _space_out(environment: lmdb.Environment, spacers: lmdb._Database, page_byte
     pages = int(environment.info()["map_size"]) // page_bytes
     region = min(pages // SPACER_REGION_SHARE, SPACER_REGION_PAGES)
     keys = [index.to_bytes(4, "big") for index in range(region)]
-    with translated():
-        with environment.begin(write=True) as txn:
-            for key in keys:
-                txn.put(key, bytes(page_bytes - PAGE_HEADER), db=spacers)
-        with environment.begin(write=True) as txn:
-            for index, key in enumerate(keys):
-                if index % SPACER_STEP:
-                    txn.delete(key, db=spacers)
+    with translated(), environment.begin(write=True) as txn:
+        for key in keys:
+            txn.put(key, bytes(page_bytes - PAGE_HEADER), db=spacers)
+        for index, key in enumerate(keys):
+            if index % SPACER_STEP:
+                txn.delete(key, db=spacers)
 
 
 def _read_identity(environment: lmdb.Environment, directory: str) -> tuple[StoreRecord, Databases]:

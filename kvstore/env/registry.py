@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
 
 from kvstore.env.environment import Environment
 from kvstore.env.opening import open_environment
-from kvstore.errors import CapError, ForkedStoreError
+from kvstore.errors import CapError, ForkedStoreError, StoreBusyError, StoreClosedError
 from kvstore.records.constants import DATA_FILE
 
-__all__ = ["acquire_environment", "open_handles", "release_environment", "retain_environment"]
-
-
-@dataclass
-class _Shared:
-    environment: Environment
-    handles: int
-
+__all__ = ["acquire_environment", "is_open"]
 
 # LMDB forbids opening a file twice in a process; keyed by device and inode, which every path to it has in common.
-_open: dict[tuple[int, int], _Shared] = {}
+_open: dict[tuple[int, int], Environment] = {}
 # Files that were open when this process was forked. LMDB must not open them here: its handle from before the fork can't be
 # closed without clearing the parent's reader slots.
 _inherited: set[tuple[int, int]] = set()
-_opening = threading.Lock()  # one opener at a time; it may wait for other processes, and leases must not wait with it
-_guard = threading.RLock()  # re-entrant: the last view of a lease may die in a garbage collection anywhere
+_opening = threading.Lock()  # one opener at a time
 
 
 def _identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
@@ -40,7 +31,7 @@ def _identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
 def acquire_environment(
     path: str | os.PathLike[str], *, max_bytes: int | None, lock_timeout: float, any_owner: bool
 ) -> Environment:
-    """Open a store, or take another handle of one that is open in this process. `release_environment` gives it back."""
+    """Open a store, or count one more use of one that is open in this process. Its `release` gives the use back."""
     with _opening:
         key = _identity(path)
         if key is not None and key in _inherited:
@@ -48,55 +39,52 @@ def acquire_environment(
                 f"the store at {os.fspath(path)} was open when this process was forked, and LMDB opens a file once in a process; "
                 "open stores after forking, or start workers with 'spawn'"
             )
-        with _guard:
-            shared = _open.get(key) if key is not None else None
-            if shared is not None:
-                cap = shared.environment.record.cap
-                if max_bytes is not None and max_bytes != cap:
-                    raise CapError(
-                        f"the store is open with a cap of {cap} bytes, max_bytes is {max_bytes}; "
-                        "open it with max_bytes=None, or change the cap with Store.resize"
-                    )
-                shared.handles += 1
-                return shared.environment
+        known = _open.get(key) if key is not None else None
+        if known is not None and _share(known, max_bytes, lock_timeout):
+            return known
         environment = open_environment(path, max_bytes=max_bytes, lock_timeout=lock_timeout, any_owner=any_owner)
-        with _guard:
-            _open[environment.file_identity] = _Shared(environment, 1)
+        _forget_closed()
+        _open[environment.file_identity] = environment
         return environment
 
 
-def retain_environment(environment: Environment) -> None:
-    """Take one more handle of an open environment: a lease keeps the file open that its views point into."""
-    with _guard:
-        environment.check_open()
-        _open[environment.file_identity].handles += 1
+def _share(known: Environment, max_bytes: int | None, lock_timeout: float) -> bool:
+    """Count a use of an environment that is open; False when it is closed, having waited until it really is."""
+    try:
+        known.retain()
+    except StoreClosedError:
+        if not known.gone.wait(lock_timeout):
+            raise StoreBusyError(f"the store at {known.path} is just being closed by another thread; try again") from None
+        return False
+    cap = known.record.cap
+    if max_bytes is not None and max_bytes != cap:
+        known.release()
+        raise CapError(
+            f"the store is open with a cap of {cap} bytes, max_bytes is {max_bytes}; "
+            "open it with max_bytes=None, or change the cap with Store.resize"
+        )
+    return True
 
 
-def release_environment(environment: Environment) -> None:
-    """Give a handle back; the last one closes the environment. Does nothing in a forked child."""
-    with _guard:
-        shared = _open.get(environment.file_identity)
-        if shared is None or shared.environment is not environment:
-            return
-        shared.handles -= 1
-        if not shared.handles:
-            del _open[environment.file_identity]
-            environment.close()
+def _forget_closed() -> None:
+    for key in [key for key, environment in _open.items() if environment.gone.is_set()]:
+        del _open[key]
 
 
-def open_handles(path: str | os.PathLike[str]) -> int:
-    """How many handles this process has on the store at a path."""
-    with _guard:
-        shared = _open.get(_identity(path) or (0, 0))
-        return shared.handles if shared is not None else 0
+def is_open(path: str | os.PathLike[str]) -> bool:
+    """Whether this process has the store at a path open: a handle, a lease or a view of it lives."""
+    with _opening:
+        known = _open.get(_identity(path) or (0, 0))
+        return known is not None and not known.closed
 
 
 def _after_fork_in_child() -> None:
-    global _guard, _opening
-    _guard, _opening = threading.RLock(), threading.Lock()
-    for shared in _open.values():
-        shared.environment.after_fork()
-    _inherited.update(_open)
+    global _opening
+    _opening = threading.Lock()
+    for key, environment in _open.items():
+        if not environment.gone.is_set():
+            environment.after_fork()
+            _inherited.add(key)
     _open.clear()
 
 

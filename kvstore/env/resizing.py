@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import lmdb
@@ -16,7 +16,7 @@ import lmdb
 from kvstore.env.environment import Environment, open_lmdb
 from kvstore.env.opening import map_bytes_for, verify_file
 from kvstore.env.transactions import Databases, Writer, translated
-from kvstore.errors import CapError, StoreDamagedError, StoreFullError
+from kvstore.errors import CapError, StoreDamagedError, StoreFullError, StoreOwnerError
 from kvstore.records.block import BlockHeader, Ref
 from kvstore.records.constants import DATA_FILE, DATABASES
 from kvstore.records.meta import STORE_KEY, StoreRecord
@@ -59,12 +59,8 @@ def compact(environment: Environment, cap: int) -> None:
     record, home = environment.record, Path(environment.path)
     with environment.reading() as txn:
         needed = txn.live_pages() * record.page_bytes
-    free = shutil.disk_usage(home.parent).free
-    if free < needed + (64 << 20):
-        raise StoreFullError(
-            f"lowering the cap writes the store anew beside {home}: it takes {needed} bytes for a while, {free} are free there"
-        )
-    beside = Path(tempfile.mkdtemp(prefix=f".{home.name}.resize-", dir=home.parent))
+    beside = home.parent / f".{home.name}.resize"
+    _make_beside(beside, home, needed)
     try:
         environment.copy_compact(str(beside))
         new = beside / DATA_FILE
@@ -81,8 +77,28 @@ def compact(environment: Environment, cap: int) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
+def _make_beside(beside: Path, home: Path, needed: int) -> None:
+    """Make the directory of the copy; what a killed resize has left there goes first. The store is held exclusively."""
+    if home.stat().st_dev != home.parent.stat().st_dev:
+        raise StoreFullError(
+            f"{home} is a mount point: lowering the cap writes the store anew beside it, which is another file system; "
+            "move the store into a directory of its own"
+        )
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(mode=0o700)
+    except OSError as error:
+        raise StoreOwnerError(f"lowering the cap needs the directory {beside} for a while: {error.strerror}") from error
+    free = shutil.disk_usage(beside).free
+    if free < needed + (64 << 20):
+        beside.rmdir()
+        raise StoreFullError(
+            f"lowering the cap writes the store anew beside {home}: it takes {needed} bytes for a while, {free} are free there"
+        )
+
+
 def _with_cap(record: StoreRecord, cap: int, generation: int) -> StoreRecord:
-    return StoreRecord(record.store_id, generation, cap, record.page_bytes, record.created)
+    return replace(record, generation=generation, cap=cap)
 
 
 def _set_map_bytes(data: Path, page_bytes: int, map_bytes: int) -> None:
@@ -101,6 +117,7 @@ def _rebuild_offsets(directory: str, record: StoreRecord) -> None:
     try:
         with translated(), environment.begin(write=True) as txn:
             db = Databases(*(environment.open_db(name.encode(), txn=txn, create=False) for name in DATABASES))
+            txn.drop(db.spacers, delete=False)  # a compacted file has no region for index pages that they could keep free
         start: bytes | None = b""
         while start is not None:
             start = _rebuild_some(environment, db, record.page_bytes, start)
@@ -123,8 +140,7 @@ def _rebuild_some(environment: lmdb.Environment, db: Databases, page_bytes: int,
         for key, ref in found:
             at = writer.locate(key)
             padded = BlockHeader.decode(writer.value_start(key)).padded_bytes
-            moved = Ref(ref.count, ref.kind, ref.pages, at + padded, ref.payload_bytes, ref.tokens)
-            writer.put(db.refs, key, moved.encode(key))
+            writer.put(db.refs, key, replace(ref, offset=at + padded).encode(key))
         with translated():
             writer.txn.commit()
     except BaseException:

@@ -34,6 +34,7 @@ class Databases:
     blocks: Any
     refs: Any
     bad: Any
+    roots: Any
     spacers: Any
 
     def all(self) -> list[Any]:
@@ -106,6 +107,10 @@ class Reader:
         """Iterate over the records from key `start` on, in key order. `keys_only` leaves large values untouched."""
         return _items(self._txn, database, start, keys_only)
 
+    def last_key(self, database: Any) -> bytes:
+        """The last key of a database, empty if it has none."""
+        return _last_key(self._txn, database)
+
     def live_pages(self) -> int:
         """Pages in use over all databases, from LMDB's own counters: there is no counter of ours to drift."""
         return _live_pages(self._txn, self.db)
@@ -119,12 +124,13 @@ class Reader:
 class Writer:
     """The write transaction. Made by `Environment.write`, used on the thread that made it."""
 
-    __slots__ = ("db", "freed", "page_bytes", "transaction", "txn")
+    __slots__ = ("damage", "db", "freed", "page_bytes", "transaction", "txn")
 
     def __init__(self, environment: lmdb.Environment, db: Databases, page_bytes: int) -> None:
         self.txn: lmdb.Transaction = environment.begin(write=True, buffers=True)
         self.db = db
         self.page_bytes = page_bytes
+        self.damage = False  # set where the index was found damaged, so that it is set right afterwards
         self.freed: list[tuple[int, int]] = []  # (offset, length) of runs that hold nothing once this is committed
         self.transaction: int = self.txn.id()
 
@@ -185,6 +191,10 @@ class Writer:
         """As `Reader.items`. Don't write while iterating."""
         return _items(self.txn, database, start, keys_only)
 
+    def last_key(self, database: Any) -> bytes:
+        """As `Reader.last_key`."""
+        return _last_key(self.txn, database)
+
     def live_pages(self) -> int:
         """Pages in use over all databases, this transaction's changes included."""
         return _live_pages(self.txn, self.db)
@@ -206,6 +216,11 @@ def _items(txn: Any, database: Any, start: bytes, keys_only: bool) -> Iterator[t
         while found:
             yield bytes(cursor.key()), b"" if keys_only else bytes(cursor.value())
             found = cursor.next()
+
+
+def _last_key(txn: Any, database: Any) -> bytes:
+    with translated(), txn.cursor(db=database) as cursor:
+        return bytes(cursor.key()) if cursor.last() else b""
 
 
 def _live_pages(txn: Any, db: Databases) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,7 @@ def _check_name(kind: str, name: str) -> None:
 
 def _check_shape(kind: str, name: str, shape: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
     try:
-        checked = tuple(int(n) for n in shape)
+        checked = tuple(operator.index(n) for n in shape)
     except (TypeError, ValueError):
         raise LayoutError(f"{kind} {name!r}: a shape is a tuple of integers, got {shape!r}") from None
     if any(n < 1 for n in checked) or math.prod(checked) > _MAX_EXTENT or len(checked) >= MAX_DIMS:

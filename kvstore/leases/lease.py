@@ -129,6 +129,7 @@ class Lease:
                     f"block {block_id.hex()} holds {header.tokens} positions, the index says at least {tokens}",
                     block_id=block_id,
                     position=start,
+                    offset=ref.offset,
                 )
             blocks.append(_Held(block_id, start, tokens, header, ref.offset))
         return blocks
@@ -233,16 +234,22 @@ class Lease:
         return rows
 
     def _run(self, pin: Pin, rows: list[Rows], first: list[int], used: list[int], threads: int | None) -> None:
-        """Run the kernel over all blocks; `pin` stays referenced, and so the bytes in place, until it returns."""
-        blocks, environment = self._blocks, self._scope.store.environment
-        if not blocks or not rows:
+        """Run the kernel over all blocks."""
+        if not self._blocks or not rows:
             return
-        for block in blocks:
-            self._populate(block)
+        pin.hold()  # the bytes stay in place until the copy is done, whatever ends the lease meanwhile
+        try:
+            self._run_pinned(rows, first, used, threads)
+        finally:
+            pin.drop()
+
+    def _run_pinned(self, rows: list[Rows], first: list[int], used: list[int], threads: int | None) -> None:
+        blocks = self._blocks
+        addresses = [self._address(block) for block in blocks]
         try:
             failed = scatter(
                 rows,
-                np.array([environment.file_map.address + b.offset for b in blocks], np.uint64),
+                np.array(addresses, np.uint64),
                 np.array(first, np.int64),
                 np.array([b.header.tokens for b in blocks], np.int64),
                 np.array(used, np.int64),
@@ -254,17 +261,18 @@ class Lease:
         wrong = np.flatnonzero(failed >= 0)
         if wrong.size:
             for index in wrong[1:]:
-                self._scope.store.refuse(blocks[int(index)].block_id)
+                self._scope.store.refuse(blocks[int(index)].block_id, blocks[int(index)].offset)
             worst = int(wrong[0])
             name = list(self._streams)[int(failed[worst])]
             raise self._damaged(blocks[worst], f"the checksum of stream {name!r} is wrong")
 
     def _damaged(self, block: _Held, why: str) -> BlockDamaged:
-        self._scope.store.refuse(block.block_id)
+        self._scope.store.refuse(block.block_id, block.offset)
         return BlockDamaged(
             f"block {block.block_id.hex()} at position {block.start}: {why}; it is refused from now on",
             block_id=block.block_id,
             position=block.start,
+            offset=block.offset,
         )
 
     def states(self) -> dict[str, Array]:
@@ -286,7 +294,7 @@ class Lease:
             if at + block.header.payload_bytes > packed.nbytes:
                 raise self._damaged(block, "the blocks of the checkpoint are longer than it")
             into = packed[at : at + block.header.payload_bytes]
-            self._populate(block)
+            self._address(block)
             into[:] = pin.view(block.offset, block.header.payload_bytes)
             if crc32c(into) != int(block.header.sums[0]):
                 raise self._damaged(block, "the checksum of the states is wrong")
@@ -298,9 +306,9 @@ class Lease:
         except IndexDamaged as error:
             raise self._damaged(self._state_blocks[0], str(error)) from error
 
-    def _populate(self, block: _Held) -> None:
+    def _address(self, block: _Held) -> int:
         try:
-            self._scope.store.environment.file_map.populate(block.offset, block.header.payload_bytes)
+            return self._scope.store.environment.payload_address(block.offset, block.header.payload_bytes)
         except OSError as error:
             raise self._damaged(block, f"its bytes cannot be read: {error}") from error
 
@@ -319,7 +327,7 @@ class Lease:
         rows = [rows_of(s, np.empty(s.array_shape(s.tokens_per_row), s.view_dtype)) for _, s in self._streams.values()]
         self._run(pin, rows, [0] * len(self._blocks), [0] * len(self._blocks), None)
         for block in self._state_blocks:
-            self._populate(block)
+            self._address(block)
             if crc32c(pin.view(block.offset, block.header.payload_bytes)) != int(block.header.sums[0]):
                 raise self._damaged(block, "the checksum of the states is wrong")
         self._validated = True
@@ -349,7 +357,7 @@ def _located(pin: Pin, block_id: bytes, position: int) -> Ref:
 
 def _header(scope: NamespaceScope, block_id: bytes, ref: Ref, sums: int, position: int) -> BlockHeader:
     try:
-        return table.read_header(scope.store.environment, block_id, ref, sums)
+        return table.read_header(scope.store.environment, block_id, ref, sums, scope.namespace)
     except BlockDamaged as error:
         error.position = position
         raise
@@ -368,7 +376,7 @@ def open_lease(scope: NamespaceScope, tokens: TokenArray, limit: int) -> Lease:
             lease = Lease(scope, tokens, pin, found)
         except BlockDamaged as error:
             pin.drop()
-            scope.store.refuse(error.block_id)
+            scope.store.refuse(error.block_id, error.offset)
             continue
         except BaseException:
             pin.drop()

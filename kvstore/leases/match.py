@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from kvstore.env import Reader
+from kvstore.errors import IndexDamaged
 from kvstore.ids import ID_BYTES
 from kvstore.radix import Path, walk
 from kvstore.records.node import Checkpoint, split_ids
@@ -56,6 +57,10 @@ class Found:
             return []
         whole = self.length // block_tokens
         ids = split_ids(self.path.block_ids(block_tokens)[: ID_BYTES * whole])
+        if len(ids) != whole:
+            raise IndexDamaged(
+                f"the path holds {len(ids)} whole blocks of {self.length} tokens, expected {whole}; verify the store"
+            )
         if self.length % block_tokens:
             ids.append(self.path.partial_block(self.length, block_tokens))
         return ids
@@ -63,7 +68,7 @@ class Found:
 
 def find_prefix(scope: NamespaceScope, txn: Reader, prompt: bytes, limit: int) -> Found:
     """Find the longest prefix, at most `limit` tokens, that can be restored without a block that is refused."""
-    path = walk(txn, scope.root, prompt, tolerant=True)
+    path = walk(txn, scope.root(txn), prompt, tolerant=True)
     if path.damage is not None:
         _log.warning("a match ends at %d tokens: %s", path.matched, path.damage)
     bad = scope.store.bad(txn)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.env import Reader, release_environment, retain_environment
+from kvstore.env import Reader
 from kvstore.scope import StoreScope
 
 __all__ = ["LEASE_AGE_LIMIT", "Pin"]
@@ -29,12 +29,14 @@ class Pin:
         # re-entrant, because the last view may die in a garbage collection that starts inside these methods
         self._guard = threading.RLock()
         self._began = time.monotonic()
-        retain_environment(store.environment)
+        self._reported = False
+        store.environment.retain()
         try:
             self.reader: Reader = store.environment.read()
         except BaseException:
-            release_environment(store.environment)
+            store.environment.release()
             raise
+        store.watch(self)
 
     @property
     def views(self) -> int:
@@ -53,13 +55,16 @@ class Pin:
             if self._holders:
                 return
         self.reader.close()
+        self.report_if_overdue()
+        self._store.environment.release()
+
+    def report_if_overdue(self) -> None:
+        """Log and count a lease that lives too long, once: at a write, or when it ends."""
         age = time.monotonic() - self._began
-        if age > LEASE_AGE_LIMIT:
+        if age > LEASE_AGE_LIMIT and not self._reported:
+            self._reported = True
             self._store.counters.overdue_leases += 1
-            _log.warning(
-                "a lease was held for %.0f s; it kept every page from reuse that was freed meanwhile: keep leases short", age
-            )
-        release_environment(self._store.environment)
+            _log.warning("a lease has been held for %.0f s; it keeps from reuse every page freed meanwhile: keep leases short", age)
 
     def view(self, offset: int, length: int) -> npt.NDArray[np.uint8]:
         """A read-only array on the file map. It holds the pin as long as it, or anything made from it, lives."""

@@ -3,6 +3,7 @@
 from kvstore.radix import checkpoints, nodes
 from kvstore.radix.grow import Grown, NodeLimit, grow
 from kvstore.radix.remove import Removed, remove_leaf, remove_point
+from kvstore.radix.sweep import sweep
 from kvstore.radix.walk import Path, cut_damage, walk
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "nodes",
     "remove_leaf",
     "remove_point",
+    "sweep",
     "walk",
 ]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from kvstore import blocks as table
 from kvstore.env import Reader, Writer
-from kvstore.errors import BaseLost
+from kvstore.errors import BaseLost, IndexDamaged
+from kvstore.ids import ID_BYTES
 from kvstore.radix import nodes
 from kvstore.radix.walk import walk
 from kvstore.records.node import Checkpoint, Node
@@ -26,10 +27,11 @@ def has_checkpoint(txn: Reader | Writer, root: int, prompt: bytes, bad: frozense
     return path.matched == position and any(c.position == position and bad.isdisjoint(c.ids) for _, c in path.checkpoints())
 
 
-def add_blocks(txn: Writer, root: int, prompt: bytes, save_id: int, packed_bytes: int, ids: list[bytes]) -> int:
+def add_blocks(txn: Writer, root: int, prompt: bytes, save_id: int, packed_bytes: int, ids: list[bytes], before: int) -> int:
     """Append blocks to the incomplete checkpoint of a save at the prompt's end, which is made if it isn't there.
 
-    The caller has put the blocks and so holds the references that the checkpoint takes over. Returns the node.
+    The caller has put the blocks and so holds the references that the checkpoint takes over; earlier calls have added
+    `before` blocks. Returns the node.
 
     Raises
     ------
@@ -42,11 +44,10 @@ def add_blocks(txn: Writer, root: int, prompt: bytes, save_id: int, packed_bytes
         raise BaseLost(f"the rows of {position} tokens were evicted while their states were being saved; save again")
     node = path.node_at(position)
     mine = next((c for c in node.checkpoints if c.position == position and c.save_id == save_id), None)
-    joined = b"".join(ids)
-    if mine is None:
-        mine = Checkpoint(position, save_id, False, packed_bytes, joined)
-    else:
-        mine = Checkpoint(position, save_id, False, packed_bytes, mine.blocks + joined)
+    earlier = b"" if mine is None else mine.blocks
+    if len(earlier) != ID_BYTES * before:
+        raise BaseLost(f"the states at position {position} were evicted while they were being saved; save again")
+    mine = Checkpoint(position, save_id, False, packed_bytes, earlier + b"".join(ids))
     others = tuple(c for c in node.checkpoints if c.save_id != save_id or c.position != position)
     nodes.store(txn, node.replace(checkpoints=tuple(sorted((*others, mine), key=lambda c: (c.position, c.save_id)))))
     return node.node
@@ -84,8 +85,14 @@ def complete(txn: Writer, root: int, prompt: bytes, save_id: int, blocks: int) -
 
 
 def prune(txn: Writer, node: int) -> None:
-    """Apply the policy to the path through a node: up to the root, and down as long as there is one way down."""
-    path = _path_through(txn, node)
+    """Apply the policy to the path through a node: up to the root, and down as long as there is one way down.
+
+    Best effort: where a record of the path is damaged, everything is kept. What the policy drops is space, not safety.
+    """
+    try:
+        path = _path_through(txn, node)
+    except IndexDamaged:
+        return
     found = [(place, c) for place, n in enumerate(path) for c in n.checkpoints if c.complete]
     keep = {c.position for _, c in found[-KEPT_PER_PATH:]}
     for place, n in enumerate(path):
@@ -111,9 +118,13 @@ def _kept_at_branch(txn: Writer, branch: int, on_path: int) -> int:
 
 
 def _checkpoint_below(txn: Writer, node: int) -> bool:
-    """Whether there is a complete checkpoint at a node or along the single way down from it."""
+    """Whether there is a complete checkpoint at a node or along the single way down from it; not behind damage."""
     while True:
-        if any(c.complete for c in nodes.load(txn, node).checkpoints):
+        try:
+            checkpoints = nodes.load(txn, node).checkpoints
+        except IndexDamaged:
+            return False
+        if any(c.complete for c in checkpoints):
             return True
         below = [child for _, child in zip(range(2), nodes.children_of(txn, node), strict=False)]
         if len(below) != 1:

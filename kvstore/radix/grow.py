@@ -13,7 +13,7 @@ from kvstore.ids import ID_BYTES
 from kvstore.radix import nodes
 from kvstore.radix.walk import Path, walk
 from kvstore.records.constants import inline_limit
-from kvstore.records.node import Node, node_key, node_record_bytes
+from kvstore.records.node import Node, node_key, node_record_bytes, split_ids
 
 __all__ = ["Grown", "NodeLimit", "grow"]
 
@@ -53,8 +53,8 @@ class NodeLimit:
         boundary = (node_start // size + room // per_block) * size
         while boundary > node_end and not self._fits(node_start, boundary):
             boundary -= size
-        if boundary <= node_end and node_start == node_end:
-            boundary = (node_start // size + 1) * size  # a block of many tokens: its edge takes overflow pages instead
+        if boundary <= node_end and node_end // size == node_start // size:
+            boundary = (node_end // size + 1) * size  # a block of many tokens: its edge takes overflow pages instead
         return max(min(boundary, upto), node_end)
 
     def _fits(self, start: int, end: int) -> bool:
@@ -109,7 +109,10 @@ def grow(
     if at < upto:
         if at // size not in prepared:
             raise BaseLost(f"the stored prefix of {at} tokens does not reach the first block of the save; save from further back")
-        _append(txn, path, prompt, prepared, limit, grown)
+        _append(txn, path, prompt, prepared, limit, bad, grown)
+    elif path.inside and _lost(txn, path, at, size, bad) and at // size in prepared:
+        # the prompt ends inside a block that can't be read: its own rows become the tail of a part that ends with it
+        path.nodes[-1] = _split(txn, path, prepared, size, bad, grown)
     grown.path.update(node.node for node in path.nodes)
     grown.leaf = grown.leaf or path.nodes[-1].node
     grown.path.add(grown.leaf)
@@ -117,13 +120,21 @@ def grow(
     return grown
 
 
-def _append(txn: Writer, path: Path, prompt: bytes, prepared: Mapping[int, PreparedBlock], limit: NodeLimit, grown: Grown) -> None:
+def _append(
+    txn: Writer,
+    path: Path,
+    prompt: bytes,
+    prepared: Mapping[int, PreparedBlock],
+    limit: NodeLimit,
+    bad: frozenset[bytes],
+    grown: Grown,
+) -> None:
     upto, at = len(prompt) // 4, path.matched
     parent = path.root
     if path.nodes:
         last = path.nodes[-1]
         if path.inside:
-            last = path.nodes[-1] = split(txn, last, at, limit.block_tokens)
+            last = path.nodes[-1] = _split(txn, path, prepared, limit.block_tokens, bad, grown)
         elif not nodes.has_children(txn, last.node):
             end = limit.end(last.start, last.end, upto)
             if end > last.end:
@@ -167,18 +178,30 @@ def _put(txn: Writer, prepared: Mapping[int, PreparedBlock], index: int, grown: 
     return block.block_id
 
 
-def split(txn: Writer, node: Node, at: int, size: int) -> Node:
-    """Split an edge at a position inside it; return the upper part, which has a new id.
+def _lost(txn: Writer, path: Path, at: int, size: int, bad: frozenset[bytes]) -> bool:
+    """Whether the rows between the last block boundary and `at` lie in a block that can't be read."""
+    if not at % size:
+        return False
+    stored = path.partial_block(at, size)
+    return stored in bad or not table.counted(txn, stored)
 
-    The lower part keeps its id and so its children. When `at` lies inside a block, the upper part takes a counted reference
-    to it as its tail: its rows below `at` are valid for both.
+
+def _split(txn: Writer, path: Path, prepared: Mapping[int, PreparedBlock], size: int, bad: frozenset[bytes], grown: Grown) -> Node:
+    """Split the edge in which a path ends; return the upper part, which has a new id.
+
+    The lower part keeps its id and so its children. When the path ends inside a block, the upper part takes a counted
+    reference to it as its tail: its rows up to there are valid for both. Where that block can't be read, the prepared one,
+    which holds the same rows, is its tail instead.
     """
+    node, at = path.nodes[-1], path.matched
     if not node.start < at < node.end:
         raise IndexDamaged(f"cannot split node {node.node} of [{node.start}, {node.end}) at {at}")
     cut, whole = 4 * (at - node.start), at // size - node.start // size
     tail = b""
-    if at % size:
-        tail = node.blocks[ID_BYTES * whole : ID_BYTES * (whole + 1)] or node.tail
+    if at % size and _lost(txn, path, at, size, bad):
+        tail = _put(txn, prepared, at // size, grown)
+    elif at % size:
+        tail = path.partial_block(at, size)
         table.take_reference(txn, tail)
     upper = Node(
         nodes.new_node_id(txn),
@@ -207,16 +230,18 @@ def split(txn: Writer, node: Node, at: int, size: int) -> Node:
 
 
 def _heal(txn: Writer, path: Path, prepared: Mapping[int, PreparedBlock], size: int, bad: frozenset[bytes], grown: Grown) -> None:
-    """Let prepared blocks take the places of bad ones on the path: under the same id anew, under another one instead."""
+    """Let prepared blocks take the places of bad ones on the path: under the same id anew, under another one instead.
+
+    Only where the prompt has the block's tokens to its end; the block in which a path ends inside an edge is `_split`'s.
+    """
     for place, node in enumerate(path.nodes):
         first = node.start // size
-        ids = [node.blocks[i : i + ID_BYTES] for i in range(0, len(node.blocks), ID_BYTES)]
-        tail = node.tail
+        ids, tail = split_ids(node.blocks), node.tail
         for index, block in prepared.items():
             k = index - first
-            if 0 <= k < len(ids) and ids[k] in bad and block.header.tokens == size:
+            if 0 <= k < len(ids) and ids[k] in bad and (index + 1) * size <= path.matched:
                 ids[k] = _swap(txn, ids[k], block, grown)
-            elif k == len(ids) and tail in bad and index * size + block.header.tokens >= node.end:
+            elif k == len(ids) and tail in bad and node.end <= path.matched and index * size + block.header.tokens >= node.end:
                 tail = _swap(txn, tail, block, grown)
         changed = node.replace(blocks=b"".join(ids), tail=tail)
         if changed != node:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 
 from kvstore.env import Reader, Writer
 from kvstore.errors import IndexDamaged
-from kvstore.records.meta import COUNTERS_KEY, Counters
+from kvstore.records.meta import COUNTERS_KEY, Counters, RootRecord
 from kvstore.records.node import Node, Usage, child_key, decode_child, encode_child, node_key
 
 __all__ = [
     "child_of",
     "children_of",
     "count_children",
+    "drop_root",
+    "drop_unreadable",
     "has_children",
     "link",
     "load",
@@ -22,6 +25,7 @@ __all__ = [
     "now",
     "store",
     "touch",
+    "unlink",
     "usage_from",
     "usage_of",
 ]
@@ -59,12 +63,13 @@ def link(txn: Writer, parent: int, first: int, node: int) -> None:
 
 
 def children_of(txn: Reader | Writer, parent: int) -> Iterator[int]:
-    """The ids of a node's children, in the order of their first tokens."""
+    """The ids of a node's children, in the order of their first tokens. One whose record is damaged is passed over."""
     prefix = node_key(parent)
     for key, raw in txn.items(txn.db.children, prefix):
         if not key.startswith(prefix):
             return
-        yield decode_child(key, raw)
+        with contextlib.suppress(IndexDamaged):
+            yield decode_child(key, raw)
 
 
 def has_children(txn: Reader | Writer, parent: int) -> bool:
@@ -90,6 +95,38 @@ def usage_from(node: int, raw: bytes | None) -> Usage:
         return Usage(0, 0)
 
 
+def unlink(txn: Writer, parent: int, first: int, node: int) -> None:
+    """Remove the record that leads from `parent` to `node`; one that leads elsewhere stays, a damaged one goes."""
+    with contextlib.suppress(IndexDamaged):
+        if child_of(txn, parent, first) != node:
+            return  # damage above the node has cut it off, and another stands in its place
+    txn.delete(txn.db.children, child_key(parent, first))
+
+
+def drop_unreadable(txn: Writer, node: int) -> None:
+    """Remove a node whose record can't be read, and what leads to it, which has to be looked for. Its blocks are swept later."""
+    txn.damage = True
+    for database in (txn.db.usage, txn.db.nodes):
+        txn.delete(database, node_key(node))
+    leading = []
+    for key, raw in txn.items(txn.db.children):
+        with contextlib.suppress(IndexDamaged):
+            if decode_child(key, raw) == node:
+                leading.append(key)
+    for key in leading:
+        txn.delete(txn.db.children, key)
+
+
+def drop_root(txn: Writer, root: int) -> None:
+    """Remove a namespace that has no session left, so that it costs nothing; the next save makes it anew."""
+    key = node_key(root)
+    raw = txn.get(key, txn.db.roots)
+    if raw is not None:
+        with contextlib.suppress(IndexDamaged):
+            txn.delete(txn.db.namespaces, RootRecord.decode(root, raw).namespace)
+        txn.delete(txn.db.roots, key)
+
+
 def touch(txn: Writer, node: int, last_use: int) -> None:
     """Note that a node was used; never moves its last use back."""
     usage = usage_of(txn, node)
@@ -97,11 +134,17 @@ def touch(txn: Writer, node: int, last_use: int) -> None:
     txn.put(txn.db.usage, node_key(node), record.encode(node))
 
 
-def _counters(txn: Reader | Writer) -> Counters:
+def _counters(txn: Writer) -> Counters:
+    """The counters; where they are lost, numbers above all that are in use."""
     raw = txn.get(COUNTERS_KEY, txn.db.meta)
-    if raw is None:
-        raise IndexDamaged("the store has lost its counters; verify the store")
-    return Counters.decode(raw)
+    try:
+        if raw is not None:
+            return Counters.decode(raw)
+    except IndexDamaged:
+        pass
+    txn.damage = True
+    used = max(int.from_bytes(txn.last_key(database), "big") for database in (txn.db.nodes, txn.db.roots, txn.db.usage))
+    return Counters(used + 1, now())
 
 
 def new_node_id(txn: Writer) -> int:

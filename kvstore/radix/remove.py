@@ -9,7 +9,7 @@ from kvstore.env import Writer
 from kvstore.errors import IndexDamaged
 from kvstore.radix import nodes
 from kvstore.radix.checkpoints import prune
-from kvstore.records.node import Node, child_key, node_key
+from kvstore.records.node import Node, node_key
 
 __all__ = ["Removed", "remove_leaf", "remove_point"]
 
@@ -39,12 +39,13 @@ def remove_leaf(txn: Writer, node: Node) -> Removed:
         raise IndexDamaged(f"node {node.node} has children and cannot be removed")
     pages = sum(table.drop_reference(txn, block) for block in node.referenced())
     usage = nodes.usage_of(txn, node.node)
-    if nodes.child_of(txn, node.parent, node.first) == node.node:  # not so for one that damage above it has cut off
-        txn.delete(txn.db.children, child_key(node.parent, node.first))
+    nodes.unlink(txn, node.parent, node.first, node.node)
     txn.delete(txn.db.nodes, node_key(node.node))
     txn.delete(txn.db.usage, node_key(node.node))
     if node.parent != node.root and usage.last_use > nodes.usage_of(txn, node.parent).last_use:
         nodes.touch(txn, node.parent, usage.last_use)
+    if node.parent == node.root and not nodes.has_children(txn, node.root):
+        nodes.drop_root(txn, node.root)
     return Removed(1, node.end - node.start, pages)
 
 

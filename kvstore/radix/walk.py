@@ -111,6 +111,7 @@ def cut_damage(txn: Writer, path: Path, prompt: bytes) -> None:
     """
     parent = path.nodes[-1].node if path.nodes else path.root
     at = path.matched
+    txn.damage = True
     txn.delete(txn.db.children, child_key(parent, int.from_bytes(prompt[4 * at : 4 * at + 4], "little")))
     path.damage = None
 

@@ -41,7 +41,7 @@ KIND_STATES: Final = 2  # a piece of the packed states of one checkpoint
 KIND_ENTRY: Final = 3  # reserved: bytes under a key of the caller's
 
 # named databases of the LMDB environment; on disk
-DATABASES: Final = ("meta", "namespaces", "children", "nodes", "usage", "blocks", "refs", "bad", "spacers")
+DATABASES: Final = ("meta", "namespaces", "children", "nodes", "usage", "blocks", "refs", "bad", "roots", "spacers")
 
 # files of a store's directory; on disk
 DATA_FILE: Final = "data.mdb"

@@ -17,6 +17,7 @@ __all__ = [
     "STORE_KEY",
     "Counters",
     "NamespaceRecord",
+    "RootRecord",
     "StoreRecord",
     "decode_format",
     "encode_format",
@@ -28,12 +29,13 @@ STORE_KEY: Final = b"store"
 COUNTERS_KEY: Final = b"counters"
 
 # record types; on disk
-_STORE, _COUNTERS, _NAMESPACE = 1, 2, 3
+_STORE, _COUNTERS, _NAMESPACE, _ROOT = 1, 2, 3, 9
 
 # on disk; the layout of this one record never changes, whatever the version, so that every version can name every other
 _FORMAT_BODY = struct.Struct("<8sI")
 _STORE_BODY = struct.Struct("<16sQQIIQ")
 _COUNTERS_BODY = struct.Struct("<QQ")
+_ROOT_BODY = struct.Struct("<32sII")
 _NAMESPACE_BODY = struct.Struct("<QQ32sI")
 
 
@@ -121,6 +123,43 @@ class Counters:
         if len(raw) != start + _COUNTERS_BODY.size:
             raise IndexDamaged(f"the counters have {len(raw)} bytes, expected {start + _COUNTERS_BODY.size}")
         return cls(*_COUNTERS_BODY.unpack_from(raw, start))
+
+
+@dataclass(frozen=True, slots=True)
+class RootRecord:
+    """What a root stands for, in few bytes: all namespaces are looked over before a save evicts.
+
+    Attributes
+    ----------
+    root : int
+        The root's node id.
+    namespace : bytes
+        The id of its namespace.
+    block_pages, states_pages : int
+        Pages of a full block of rows, and of a full block of states (0 for a layout without states).
+    """
+
+    root: int
+    namespace: bytes
+    block_pages: int
+    states_pages: int
+
+    @property
+    def key(self) -> bytes:
+        """Key of `roots`: the root's node id, big-endian."""
+        return self.root.to_bytes(8, "big")
+
+    def encode(self) -> bytes:
+        """Encode as the value of `roots`."""
+        return frame(_ROOT, self.key, _ROOT_BODY.pack(self.namespace, self.block_pages, self.states_pages))
+
+    @classmethod
+    def decode(cls, root: int, raw: bytes) -> RootRecord:
+        """Decode; raises IndexDamaged."""
+        start = unframe(_ROOT, root.to_bytes(8, "big"), raw)
+        if len(raw) != start + _ROOT_BODY.size:
+            raise IndexDamaged(f"the record of root {root} has {len(raw)} bytes, expected {start + _ROOT_BODY.size}")
+        return cls(root, *_ROOT_BODY.unpack_from(raw, start))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kvstore.errors import IndexDamaged
 from kvstore.layout import Layout
 
-__all__ = ["STATE_ALIGN", "pack_states", "packed_states_bytes", "unpack_states"]
+__all__ = ["STATE_ALIGN", "max_packed_bytes", "pack_states", "packed_states_bytes", "unpack_states"]
 
 STATE_ALIGN: Final = 64  # on disk
 
@@ -33,6 +33,11 @@ def _directory_bytes(layout: Layout) -> int:
 def packed_states_bytes(layout: Layout, states: Mapping[str, npt.NDArray[Any]]) -> int:
     """Length of these states when packed."""
     return _directory_bytes(layout) + sum(_align(states[s.name].nbytes) for s in layout.states)
+
+
+def max_packed_bytes(layout: Layout) -> int:
+    """The longest that a layout's states can be when packed."""
+    return _directory_bytes(layout) + sum(_align(s.max_bytes) for s in layout.states)
 
 
 def pack_states(layout: Layout, states: Mapping[str, npt.NDArray[Any]]) -> Iterator[npt.NDArray[np.uint8]]:

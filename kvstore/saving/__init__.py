@@ -3,7 +3,7 @@
 from kvstore.saving.check import Comparison, compare_stored
 from kvstore.saving.gather import check_states, check_streams, gather_rows, gather_states, release
 from kvstore.saving.publish import Piece, StatesPiece, publish_piece, publish_states
-from kvstore.saving.save import Saver, SaveResult, group_blocks, stored_prefix
+from kvstore.saving.save import Saver, SaveResult, group_blocks, stored_prefix, touch_stored
 
 __all__ = [
     "Comparison",
@@ -21,4 +21,5 @@ __all__ = [
     "publish_states",
     "release",
     "stored_prefix",
+    "touch_stored",
 ]

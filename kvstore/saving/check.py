@@ -9,6 +9,7 @@ import numpy as np
 
 from kvstore.arrays import StreamArray
 from kvstore.errors import IndexDamaged
+from kvstore.ids import ID_BYTES
 from kvstore.radix import walk
 from kvstore.saving.gather import gather_rows, merge_stored, release
 from kvstore.scope import NamespaceScope
@@ -38,7 +39,7 @@ def compare_stored(scope: NamespaceScope, prompt: bytes, arrays: Mapping[str, St
     checked = 0
     differing: list[int] = []
     with scope.store.environment.reading() as txn:
-        path = walk(txn, scope.root, prompt[: 4 * base])
+        path = walk(txn, scope.root(txn), prompt[: 4 * base])
         if path.matched < base:
             raise IndexDamaged("the stored prefix became shorter while it was being compared")  # caught by the save: it retries
         stored = path.block_ids(size)
@@ -49,7 +50,7 @@ def compare_stored(scope: NamespaceScope, prompt: bytes, arrays: Mapping[str, St
             for index, block in prepared.items():
                 whole = (index + 1) * size <= base
                 if whole:
-                    equal = block.block_id == stored[32 * index : 32 * (index + 1)]
+                    equal = block.block_id == stored[ID_BYTES * index : ID_BYTES * (index + 1)]
                 else:
                     mine = np.array(block.payload)
                     merged = merge_stored(scope, txn, block, path.partial_block(base, size), base % size)

@@ -13,8 +13,8 @@ from kvstore.arrays import Array, StreamArray, check_named, check_rows, rows_of
 from kvstore.blocks import PreparedBlock
 from kvstore.env import Reader, Writer
 from kvstore.errors import ArrayError, BlockDamaged, IndexDamaged
-from kvstore.kernel import crc32c, gather, scatter
-from kvstore.records.block import BlockHeader, header_bytes
+from kvstore.kernel import Rows, crc32c, gather, scatter
+from kvstore.records.block import BlockHeader, Geometry, header_bytes
 from kvstore.records.constants import KIND_ROWS, KIND_STATES
 from kvstore.scope import NamespaceScope
 
@@ -57,7 +57,7 @@ def gather_rows(
     starts = np.arange(first, stop, size, dtype=np.int64)
     tokens = np.minimum(starts + size, stop) - starts
     padded = header_bytes(len(rows))
-    values = [_value(scope, padded, layout.payload_bytes(int(n))) for n in tokens]
+    values = [_value(scope, scope.geometry, padded, layout.payload_bytes(int(n))) for n in tokens]
     payloads = np.array([v.__array_interface__["data"][0] + padded for v in values], dtype=np.uint64)
     sums = gather(rows, payloads, starts - origin, tokens) if rows else np.zeros((len(values), 0), np.uint32)
     prepared: dict[int, PreparedBlock] = {}
@@ -87,14 +87,14 @@ def gather_states(scope: NamespaceScope, runs: Iterable[npt.NDArray[np.uint8]]) 
 
 def _states_block(scope: NamespaceScope, parts: Sequence[npt.NDArray[np.uint8]], length: int) -> PreparedBlock:
     padded = header_bytes(1)
-    value = _value(scope, padded, length)
+    value = _value(scope, scope.states_geometry, padded, length)
     np.concatenate(parts, out=value[padded : padded + length])
     sums = np.array([crc32c(value[padded : padded + length])], np.uint32)
     return _finish(scope, KIND_STATES, 0, value, padded, length, sums)
 
 
-def _value(scope: NamespaceScope, padded: int, payload: int) -> npt.NDArray[np.uint8]:
-    value = scope.store.pool.take(scope.geometry.value_bytes(padded, payload))
+def _value(scope: NamespaceScope, geometry: Geometry, padded: int, payload: int) -> npt.NDArray[np.uint8]:
+    value = scope.store.pool.take(geometry.value_bytes(padded, payload))
     value[:padded] = 0  # the buffer may have held another namespace's bytes
     value[padded + payload :] = 0
     return value
@@ -130,10 +130,12 @@ def merge_stored(
         ref = table.find(txn, stored)
         if ref is None:
             raise table.missing(stored)
-        header = table.read_header(environment, stored, ref, len(layout.streams))
-        environment.file_map.populate(ref.offset, ref.payload_bytes)
+        header = table.read_header(environment, stored, ref, len(layout.streams), scope.namespace)
+        if header.tokens < positions or header.payload_bytes != layout.payload_bytes(header.tokens):
+            raise BlockDamaged(f"block {stored.hex()} does not hold the rows that the index says")
+        address = environment.payload_address(ref.offset, ref.payload_bytes)
     except (BlockDamaged, IndexDamaged, OSError):
-        scope.store.refuse(stored)
+        scope.store.refuse(stored, table.offset_of(txn, stored))
         return None
     offsets = layout.segments(block.header.tokens)
     payload = block.payload
@@ -144,10 +146,13 @@ def merge_stored(
         .reshape(s.array_shape(block.header.tokens))
         for i, s in enumerate(layout.streams)
     ]
-    rows = [rows_of(s, segment) for segment, s in zip(segments, layout.streams, strict=True)]
+    rows = [
+        rows_of(s, segment) if segment.size else Rows.skip(row_bytes=s.row_bytes, tokens_per_row=s.tokens_per_row)
+        for segment, s in zip(segments, layout.streams, strict=True)
+    ]
     failed = scatter(
         rows,
-        np.array([environment.file_map.address + ref.offset], np.uint64),
+        np.array([address], np.uint64),
         np.zeros(1, np.int64),
         np.array([header.tokens], np.int64),
         np.array([positions], np.int64),
@@ -155,7 +160,7 @@ def merge_stored(
     )
     if failed[0] >= 0:
         payload[:] = own
-        scope.store.refuse(stored)
+        scope.store.refuse(stored, ref.offset)
         return None
     sums = np.array([crc32c(segment) for segment in segments], np.uint32)
     merged = _finish(scope, KIND_ROWS, block.header.tokens, block.value, padded, block.header.payload_bytes, sums)

@@ -10,7 +10,7 @@ from kvstore import blocks as table
 from kvstore.blocks import PreparedBlock
 from kvstore.env import Writer
 from kvstore.radix import Grown, Path, checkpoints, cut_damage, grow, nodes, walk
-from kvstore.saving.gather import merge_stored
+from kvstore.saving.gather import merge_stored, release
 from kvstore.scope import NamespaceScope
 
 __all__ = ["Piece", "StatesPiece", "publish_piece", "publish_states"]
@@ -49,6 +49,20 @@ class Piece:
     states: StatesPiece | None = None
     save_id: int = field(default=0)
 
+    @property
+    def blocks(self) -> list[PreparedBlock]:
+        """All blocks of the piece."""
+        return [*self.rows.values(), *(self.states.blocks if self.states is not None else ())]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the blocks' values."""
+        return sum(block.value.nbytes for block in self.blocks)
+
+    def release(self, scope: NamespaceScope) -> None:
+        """Give the buffers of the blocks back. Nobody looks at the piece afterwards."""
+        release(scope, self.blocks)
+
 
 def publish_piece(scope: NamespaceScope, piece: Piece) -> Grown:
     """Publish a piece durably.
@@ -66,20 +80,20 @@ def publish_piece(scope: NamespaceScope, piece: Piece) -> Grown:
 
     def work(txn: Writer) -> Grown:
         piece.save_id = given  # one handed out by a try that was aborted may be handed out again
-        path = walk(txn, scope.root, piece.prompt, tolerant=True)
+        path = walk(txn, scope.ensure_root(txn), piece.prompt, tolerant=True)
         if path.damage is not None:
             _log.warning("a damaged part of the index is cut off and saved anew: %s", path.damage)
             cut_damage(txn, path, piece.prompt)
         keep.clear()
         keep.update(node.node for node in path.nodes)
-        bad = scope.store.bad(txn)
-        _merge(scope, txn, piece, path, bad)
-        wanted = list(piece.rows.values()) + list(piece.states.blocks if piece.states else ())
-        scope.store.make_room(txn, table.pages_to_put(txn, wanted, scope.geometry), keep)
-        grown = grow(txn, scope.root, piece.prompt, piece.rows, scope.limit, bad)
+        _merge(scope, txn, piece, path, scope.store.bad(txn))
+        scope.store.make_room(txn, table.pages_to_put(txn, piece.blocks, scope.geometry), keep)
+        root = scope.ensure_root(txn)  # making room may have taken the namespace's last session, and the root with it
+        scope.store.mark_damaged(txn)  # merging may have found damage; what is put now heals it
+        grown = grow(txn, root, piece.prompt, piece.rows, scope.limit, scope.store.bad(txn))
         nodes.touch(txn, grown.leaf, nodes.now())
         if piece.states is not None:
-            _put_states(scope, txn, piece, piece.states, grown)
+            _put_states(txn, root, piece, piece.states, grown)
         return grown
 
     grown = scope.store.transact(work, keep)
@@ -103,7 +117,7 @@ def _merge(scope: NamespaceScope, txn: Writer, piece: Piece, path: Path, bad: fr
             piece.rows[base // size] = merged
 
 
-def _put_states(scope: NamespaceScope, txn: Writer, piece: Piece, states: StatesPiece, grown: Grown) -> None:
+def _put_states(txn: Writer, root: int, piece: Piece, states: StatesPiece, grown: Grown) -> None:
     if not piece.save_id:
         piece.save_id = nodes.new_save_id(txn)
     for block in states.blocks:
@@ -111,10 +125,10 @@ def _put_states(scope: NamespaceScope, txn: Writer, piece: Piece, states: States
         grown.written_bytes += written
         grown.new_blocks += written > 0
     ids = [block.block_id for block in states.blocks]
-    node = checkpoints.add_blocks(txn, scope.root, piece.prompt, piece.save_id, states.packed_bytes, ids)
+    node = checkpoints.add_blocks(txn, root, piece.prompt, piece.save_id, states.packed_bytes, ids, states.before)
     grown.path.add(node)
     if states.last:
-        checkpoints.complete(txn, scope.root, piece.prompt, piece.save_id, states.before + len(ids))
+        checkpoints.complete(txn, root, piece.prompt, piece.save_id, states.before + len(ids))
 
 
 def publish_states(scope: NamespaceScope, prompt: bytes, states: StatesPiece, save_id: int) -> tuple[Grown, int]:

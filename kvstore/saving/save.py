@@ -19,7 +19,7 @@ from kvstore.saving.gather import check_states, check_streams, gather_rows, gath
 from kvstore.saving.publish import Piece, StatesPiece, publish_piece, publish_states
 from kvstore.scope import NamespaceScope
 
-__all__ = ["SaveResult", "Saver", "group_blocks", "stored_prefix"]
+__all__ = ["SaveResult", "Saver", "group_blocks", "stored_prefix", "touch_stored"]
 
 _log = logging.getLogger("kvstore")
 
@@ -66,8 +66,16 @@ class SaveResult:
 def stored_prefix(scope: NamespaceScope, prompt: bytes) -> int:
     """How many leading tokens have all their rows stored in blocks that nobody refused."""
     with scope.store.environment.reading() as txn:
-        path = walk(txn, scope.root, prompt, tolerant=True)
+        path = walk(txn, scope.root(txn), prompt, tolerant=True)
         return path.sound(path.matched, scope.layout.block_tokens, scope.store.bad(txn))
+
+
+def touch_stored(scope: NamespaceScope, prompt: bytes) -> None:
+    """Note that a session was used which is stored already."""
+    with scope.store.environment.reading() as txn:
+        path = walk(txn, scope.root(txn), prompt, tolerant=True)
+    if path.nodes:
+        scope.store.touch(path.nodes[-1].node)
 
 
 class Saver:
@@ -86,7 +94,6 @@ class Saver:
         self._prompt = tokens.astype("<u4").tobytes()
         self._length = tokens.size
         self._size = scope.layout.block_tokens
-        limits = None
         with scope.store.environment.reading() as txn:
             limits = scope.store.limits(txn)
         blocks = scope.geometry.full_pages
@@ -160,9 +167,9 @@ class Saver:
         wants_states = states is not None and bool(scope.layout.states)
         if wants_states:
             with scope.store.environment.reading() as txn:
-                wants_states = not checkpoints.has_checkpoint(txn, scope.root, self._prompt, scope.store.bad(txn))
+                wants_states = not checkpoints.has_checkpoint(txn, scope.root(txn), self._prompt, scope.store.bad(txn))
         if base == length and not wants_states:
-            self._touch()
+            touch_stored(self._scope, self._prompt)
             return
         if first < origin and base < length:
             raise BaseLost(f"{base} tokens of the session are stored, the rows given start at {origin}; give them from {first} on")
@@ -177,12 +184,6 @@ class Saver:
         if wants_states and states is not None:
             self._publish_states(states, packed)
 
-    def _touch(self) -> None:
-        with self._scope.store.environment.reading() as txn:
-            path = walk(txn, self._scope.root, self._prompt, tolerant=True)
-        if path.nodes:
-            self._scope.store.touch(path.nodes[-1].node)
-
     def _publish_at_once(
         self, arrays: Mapping[str, StreamArray], origin: int, first: int, states: Mapping[str, Array] | None, packed: int
     ) -> None:
@@ -193,7 +194,7 @@ class Saver:
                 piece.states = StatesPiece(blocks, packed, last=True)
             self._count(piece)
         finally:
-            self._release(piece)
+            piece.release(self._scope)
 
     def _publish_rows(self, arrays: Mapping[str, StreamArray], origin: int, first: int) -> None:
         """Publish rows in pieces; the next one is prepared on another thread while one commits."""
@@ -213,10 +214,10 @@ class Saver:
                     try:
                         self._count(piece)
                     finally:
-                        self._release(piece)
+                        piece.release(self._scope)
             finally:
                 if following is not None and not following.cancel():
-                    self._release(following.result())
+                    following.result().release(self._scope)
 
     def _publish_states(self, states: Mapping[str, Array], packed: int) -> None:
         scope = self._scope
@@ -234,11 +235,6 @@ class Saver:
         grown = publish_piece(self._scope, piece)
         self._new_blocks += grown.new_blocks
         self._written += grown.written_bytes
-
-    def _release(self, piece: Piece) -> None:
-        release(self._scope, piece.rows.values())
-        if piece.states is not None:
-            release(self._scope, piece.states.blocks)
 
 
 def group_blocks(blocks: Iterable[PreparedBlock], pages: int, scope: NamespaceScope) -> Iterator[tuple[list[PreparedBlock], bool]]:

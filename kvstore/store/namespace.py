@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kvstore.arrays import Array, StreamArray
@@ -12,7 +12,6 @@ from kvstore.ids import TokenArray, Tokens, as_tokens
 from kvstore.layout import Layout
 from kvstore.leases import Lease, Match, find_prefix, open_lease
 from kvstore.radix import Removed, nodes, walk
-from kvstore.records.node import node_key
 from kvstore.saving import Saver, SaveResult
 from kvstore.scope import NamespaceScope, StoreScope
 
@@ -49,8 +48,9 @@ class Namespace:
         32 bytes, from the layout's fingerprint and the salt's digest.
     """
 
-    def __init__(self, scope: NamespaceScope) -> None:
+    def __init__(self, scope: NamespaceScope, check_open: Callable[[], object]) -> None:
         self._scope = scope
+        self._check_open = check_open
         self.layout: Layout = scope.layout
         self.namespace_id: bytes = scope.namespace
 
@@ -138,7 +138,9 @@ class Namespace:
         scope = self._checked()
         prompt = None if tokens is None else as_tokens(tokens).astype("<u4", copy=False).tobytes()
         if prompt is None:
-            return evict_all(scope.store, scope.root)
+            with scope.store.environment.reading() as txn:
+                root = scope.root(txn)
+            return evict_all(scope.store, root)
         return _result(scope.store, scope.store.transact(lambda txn: _evict_session(scope, txn, prompt)))
 
     @property
@@ -147,7 +149,7 @@ class Namespace:
         return self._scope
 
     def _checked(self) -> NamespaceScope:
-        self._scope.store.environment.check_open()
+        self._check_open()
         return self._scope
 
 
@@ -158,13 +160,14 @@ def _limit(prompt: TokenArray, limit: int | None) -> int:
 def _evict_session(scope: NamespaceScope, txn: Writer, prompt: bytes) -> Removed:
     """Remove the nodes that only this session uses, from its end up to where another one branches off."""
     removed = Removed()
-    path = walk(txn, scope.root, prompt)
-    if path.inside:
-        return removed  # the edge in which it ends is that of a longer session, or of another one
+    path = walk(txn, scope.root(txn), prompt, tolerant=True)
+    if path.inside or path.matched < len(prompt) // 4:
+        return removed  # it isn't stored whole: what is there is another session's, or the edge is that of a longer one
+    keep, stateful = frozenset(node.node for node in path.nodes), scope.store.stateful(txn)
     for node in reversed(path.nodes):
         if nodes.has_children(txn, node.node):
             break
-        removed.add(evict_point(txn, node.node, frozenset(n.node for n in path.nodes), frozenset()))
+        removed.add(evict_point(txn, node.node, keep, stateful))
     return removed
 
 
@@ -182,22 +185,15 @@ def _result(store: StoreScope, removed: Removed) -> EvictResult:
     return EvictResult(removed.nodes, removed.tokens, removed.pages * store.environment.page_bytes)
 
 
-def _unlink_first(txn: Writer, parent: int) -> None:
-    """Remove the first record that leads from a node to a child."""
-    key = next(key for key, _ in txn.items(txn.db.children, node_key(parent)))
-    txn.delete(txn.db.children, key)
-
-
 def _evict_some(txn: Writer, root: int) -> Removed:
     """Remove some leaves, found by walking down first children."""
     removed = Removed()
     while removed.nodes < _NODES_A_TRANSACTION:
-        parent, node = root, next(nodes.children_of(txn, root), None)
+        node = next(nodes.children_of(txn, root), None)
         if node is None:
+            nodes.drop_root(txn, root)
             break
         while (below := next(nodes.children_of(txn, node), None)) is not None:
-            parent, node = node, below
+            node = below
         removed.add(evict_point(txn, node, frozenset(), frozenset()))
-        if next(nodes.children_of(txn, parent), None) == node:  # a node whose record is damaged does not say what leads to it
-            _unlink_first(txn, parent)
     return removed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from kvstore.env import acquire_environment, compact, map_bytes_for, open_handles, raise_cap, release_environment
+from kvstore.env import acquire_environment, compact, is_open, map_bytes_for, raise_cap
 from kvstore.errors import StoreBusyError
 from kvstore.eviction import Limits
 from kvstore.scope import StoreScope
@@ -15,7 +15,7 @@ __all__ = ["resize"]
 
 def resize(path: str | os.PathLike[str], max_bytes: int, *, lock_timeout: float) -> StoreStats:
     """See `Store.resize`."""
-    if open_handles(path):
+    if is_open(path):
         raise StoreBusyError(f"{os.fspath(path)} is open in this process; close its handles and leases before you resize it")
     environment = acquire_environment(path, max_bytes=None, lock_timeout=lock_timeout, any_owner=False)
     try:
@@ -31,9 +31,9 @@ def resize(path: str | os.PathLike[str], max_bytes: int, *, lock_timeout: float)
             scope.evict_down(Limits(map_bytes // environment.page_bytes, now.block_pages, now.mixed).live_pages)
             compact(environment, max_bytes)
     finally:
-        release_environment(environment)
+        environment.release()
     environment = acquire_environment(path, max_bytes=max_bytes, lock_timeout=lock_timeout, any_owner=False)
     try:
         return gather_stats(StoreScope(environment, lock_timeout))
     finally:
-        release_environment(environment)
+        environment.release()

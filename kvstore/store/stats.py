@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from kvstore.env import Reader
-from kvstore.errors import LayoutError
+from kvstore.errors import IndexDamaged, LayoutError
 from kvstore.layout import Layout
 from kvstore.radix import nodes
 from kvstore.records.block import Ref
@@ -13,6 +16,8 @@ from kvstore.records.constants import FORMAT_VERSION
 from kvstore.records.meta import NamespaceRecord
 from kvstore.records.node import Node
 from kvstore.scope import StoreCounters, StoreScope
+
+_T = TypeVar("_T")
 
 __all__ = ["NamespaceInfo", "StoreStats", "gather_stats", "list_namespaces"]
 
@@ -97,7 +102,7 @@ def gather_stats(scope: StoreScope) -> StoreStats:
     environment = scope.environment
     reader_open = environment.oldest_reader() is not None
     with environment.reading() as txn:
-        payload = sum(Ref.decode(key, raw).payload_bytes for key, raw in txn.items(txn.db.refs))
+        payload = sum(ref.payload_bytes for ref in _readable(txn.items(txn.db.refs), Ref.decode))
         return StoreStats(
             path=environment.path,
             format_version=FORMAT_VERSION,
@@ -111,7 +116,7 @@ def gather_stats(scope: StoreScope) -> StoreStats:
             namespaces=txn.entries(txn.db.namespaces),
             bad_blocks=len(scope.bad(txn)),
             readers_pinning=reader_open,
-            counters=scope.counters,
+            counters=replace(scope.counters),
         )
 
 
@@ -119,14 +124,17 @@ def list_namespaces(scope: StoreScope) -> list[NamespaceInfo]:
     """Describe every namespace. Reads the whole index once."""
     with scope.environment.reading() as txn:
         held: dict[int, list[Node]] = {}
-        for key, raw in txn.items(txn.db.nodes):
-            node = Node.decode(int.from_bytes(key, "big"), raw)
+        for node in _readable(txn.items(txn.db.nodes), lambda key, raw: Node.decode(int.from_bytes(key, "big"), raw)):
             held.setdefault(node.root, []).append(node.replace(tokens=node.tokens[:4]))
-        infos = []
-        for key, raw in txn.items(txn.db.namespaces):
-            record = NamespaceRecord.decode(key, raw)
-            infos.append(_describe(txn, record, held.get(record.root, [])))
-        return infos
+        records = _readable(txn.items(txn.db.namespaces), NamespaceRecord.decode)
+        return [_describe(txn, record, held.get(record.root, [])) for record in records]
+
+
+def _readable(items: Iterator[tuple[bytes, bytes]], decode: Callable[[bytes, bytes], _T]) -> Iterator[_T]:
+    """Decode records, passing over damaged ones: a look into a store has to work when it is needed most."""
+    for key, raw in items:
+        with contextlib.suppress(IndexDamaged):
+            yield decode(key, raw)
 
 
 def _describe(txn: Reader, record: NamespaceRecord, held: list[Node]) -> NamespaceInfo:

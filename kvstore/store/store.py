@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 from dataclasses import dataclass
 from types import TracebackType
 
+from kvstore.blocks import offset_of
 from kvstore.check import Problem, Progress, verify_contents
-from kvstore.env import Environment, acquire_environment, release_environment
+from kvstore.env import acquire_environment
 from kvstore.errors import StoreClosedError
+from kvstore.ids import ID_BYTES
 from kvstore.layout import Layout
 from kvstore.records.meta import NamespaceRecord
 from kvstore.scope import NamespaceScope, StoreScope
@@ -21,7 +22,7 @@ from kvstore.store.stats import NamespaceInfo, StoreStats, gather_stats, list_na
 
 __all__ = ["Store", "VerifyResult"]
 
-_scopes: weakref.WeakKeyDictionary[Environment, StoreScope] = weakref.WeakKeyDictionary()
+_LONGEST_TIMEOUT = 1e6  # seconds; what locks take
 _guard = threading.Lock()
 
 
@@ -87,7 +88,8 @@ class Store:
             The cap: the most that the directory ever takes on disk. Needed to create a store; the file grows up to it and
             never shrinks. For a store that exists, None takes the stored cap, and another value is refused.
         lock_timeout : float
-            Seconds that opening and every write wait for other processes before they give up with a named error.
+            Seconds that opening and every write wait for other processes before they give up with a named error. Handles of
+            one process on one store share that of the first.
         any_owner : bool
             Trust files that belong to another user.
 
@@ -108,11 +110,12 @@ class Store:
         StoreBusyError
             Another process holds the store exclusively (verifying or resizing it) for too long.
         """
-        environment = acquire_environment(path, max_bytes=max_bytes, lock_timeout=lock_timeout, any_owner=any_owner)
+        timeout = min(max(float(lock_timeout), 0.0), _LONGEST_TIMEOUT)
+        environment = acquire_environment(path, max_bytes=max_bytes, lock_timeout=timeout, any_owner=any_owner)
         with _guard:
-            scope = _scopes.get(environment)
-            if scope is None:
-                scope = _scopes[environment] = StoreScope(environment, lock_timeout)
+            scope = environment.companion
+            if not isinstance(scope, StoreScope):
+                scope = environment.companion = StoreScope(environment, timeout)
         return cls(scope)
 
     def __enter__(self) -> Store:
@@ -142,8 +145,10 @@ class Store:
                 return
             self._closed = True
         if self._pid == os.getpid() and not self._scope.environment.closed:
-            self._scope.write_pending(timeout=1.0)
-            release_environment(self._scope.environment)
+            try:
+                self._scope.write_pending(timeout=1.0)
+            finally:
+                self._scope.environment.release()
 
     def _check_open(self) -> StoreScope:
         self._scope.environment.check_open()
@@ -152,7 +157,7 @@ class Store:
         return self._scope
 
     def namespace(self, layout: Layout, *, salt: bytes = b"") -> Namespace:
-        """Get the namespace of a layout and a salt; it is created when it's new.
+        """Get the namespace of a layout and a salt. It comes into being with its first save and goes with its last session.
 
         Parameters
         ----------
@@ -165,13 +170,11 @@ class Store:
         ------
         CapError
             When the cap leaves no room to work with blocks of this layout.
-        WriteLockTimeout
-            When it is new and the write lock isn't to be had.
         """
         scope = self._check_open()
         if not isinstance(salt, bytes | bytearray | memoryview):
             raise TypeError(f"salt must be bytes, got {type(salt).__name__}; encode it")
-        return Namespace(NamespaceScope.open(scope, layout, bytes(salt)))
+        return Namespace(NamespaceScope.of(scope, layout, bytes(salt)), self._check_open)
 
     def namespaces(self) -> list[NamespaceInfo]:
         """Describe every namespace in the store. Reads the whole index once."""
@@ -212,7 +215,7 @@ class Store:
         """
         scope = self._check_open()
         with scope.environment.reading() as txn:
-            raw = txn.get(namespace_id, txn.db.namespaces)
+            raw = txn.get(namespace_id, txn.db.namespaces) if len(namespace_id) == ID_BYTES else None
         if raw is None:
             raise KeyError(namespace_id.hex())
         return evict_all(scope, NamespaceRecord.decode(namespace_id, raw).root)
@@ -253,9 +256,9 @@ class Store:
         with environment.reading() as txn:
             problems = verify_contents(environment, txn, deep=deep, progress=progress)
             blocks, nodes = txn.entries(txn.db.refs), txn.entries(txn.db.nodes)
-        for problem in problems:
-            if problem.block_id:
-                scope.refuse(problem.block_id)
-        if scope.damaged:
+            for problem in problems:
+                if problem.block_id:
+                    scope.refuse(problem.block_id, offset_of(txn, problem.block_id))
+        if problems and scope.pending:
             scope.write_pending(timeout=scope.lock_timeout)
         return VerifyResult(tuple(problems), blocks, nodes, deep, time.perf_counter() - started)

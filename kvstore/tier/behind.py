@@ -14,7 +14,7 @@ from typing import Literal
 
 from kvstore.errors import KVStoreError
 from kvstore.ids import common_tokens
-from kvstore.saving import Piece, publish_piece, release
+from kvstore.saving import Piece, publish_piece
 from kvstore.scope import NamespaceScope
 from kvstore.tier.stats import TierCounters
 
@@ -37,6 +37,7 @@ class Session:
     left: int = 0
     finished: bool = False
     abandoned: bool = False
+    missed: str = ""
     new_tokens: int = 0
 
     def abandon(self, why: str) -> None:
@@ -52,9 +53,7 @@ class _Job:
     size: int = field(default=0)
 
     def release(self) -> None:
-        release(self.session.scope, self.piece.rows.values())
-        if self.piece.states is not None:
-            release(self.session.scope, self.piece.states.blocks)
+        self.piece.release(self.session.scope)
 
 
 class WriteBehind:
@@ -77,6 +76,7 @@ class WriteBehind:
         self._jobs: deque[_Job] = deque()
         self._sessions: list[Session] = []
         self._bytes = 0
+        self._queued = self._done = 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -84,7 +84,8 @@ class WriteBehind:
         _live.add(self)
 
     def begin(self, session: Session) -> None:
-        """Announce a cascade, so that others can see what is under way."""
+        """Announce a cascade, so that others can see what is under way. The store's file stays open until it is through."""
+        session.scope.store.environment.retain()
         with self._changed:
             self._sessions.append(session)
 
@@ -92,13 +93,13 @@ class WriteBehind:
         """Queue a piece of `size` bytes; it owns its blocks' buffers from here on. False when the session has failed."""
         job = _Job(session, piece, size)
         with self._changed:
-            if self._closed or self._pid != os.getpid():
-                session.failed = session.failed or "the tier is closed"
-            while not session.failed and self._bytes and self._bytes + size > self.max_bytes:
+            while not session.failed and not self._closed and self._bytes and self._bytes + size > self.max_bytes:
                 if self.when_full == "drop":
                     session.failed = f"{self._bytes} bytes wait to be written, the bound is {self.max_bytes}"
                     break
                 self._changed.wait()
+            if self._closed:
+                session.failed = session.failed or "the tier is closed"
             if session.failed:
                 job.release()
                 return False
@@ -106,6 +107,7 @@ class WriteBehind:
                 self._thread = threading.Thread(target=self._run, name="kvstore-write-behind", daemon=True)
                 self._thread.start()
             self._jobs.append(job)
+            self._queued += 1
             self._bytes += size
             session.left += 1
             self._changed.notify_all()
@@ -125,12 +127,22 @@ class WriteBehind:
                 longest = max(longest, common_tokens(session.prompt, prompt))
             return longest
 
+    def await_prefix(self, prompt: bytes, beyond: int, timeout: float) -> bool:
+        """Wait until nothing is under way that shares more than `beyond` tokens with a prompt; False after `timeout` seconds."""
+
+        def through() -> bool:
+            return all(common_tokens(session.prompt, prompt) <= beyond for session in self._sessions)
+
+        with self._changed:
+            return self._changed.wait_for(through, timeout)
+
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until everything queued is published (or has failed); False when `timeout` seconds pass first."""
+        """Wait until everything queued by now is published (or has failed); False when `timeout` seconds pass first."""
         if self._pid != os.getpid():
             return True
         with self._changed:
-            return self._changed.wait_for(lambda: not self._jobs and not self._bytes, timeout)
+            last = self._queued
+            return self._changed.wait_for(lambda: self._done >= last, timeout)
 
     def close(self) -> None:
         """Flush and end the thread. Idempotent."""
@@ -147,12 +159,15 @@ class WriteBehind:
         """Count a cascade once nothing of it is left. The condition is held."""
         if session.finished and not session.left and session in self._sessions:
             self._sessions.remove(session)
+            session.scope.store.environment.release()
+            self._changed.notify_all()
             if session.abandoned:
                 session.counters.add(new_tokens=session.new_tokens)
                 return
-            session.counters.settle(session.failed, session.new_tokens)
-            if session.failed:
-                _log.warning("a cascade of %d tokens was not saved whole: %s", len(session.prompt) // 4, session.failed)
+            session.counters.settle(session.failed or session.missed, session.new_tokens)
+            if session.failed or session.missed:
+                why = session.failed or session.missed
+                _log.warning("a cascade of %d tokens was not saved whole: %s", len(session.prompt) // 4, why)
 
     def _run(self) -> None:
         while True:
@@ -168,6 +183,7 @@ class WriteBehind:
                 job.release()
                 with self._changed:
                     self._bytes -= job.size
+                    self._done += 1
                     job.session.left -= 1
                     self._settle(job.session)
                     self._changed.notify_all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvstore.errors import ArrayError
 from kvstore.ids import TokenArray
-from kvstore.radix import checkpoints, walk
+from kvstore.radix import checkpoints
 from kvstore.records.states import pack_states, packed_states_bytes
 from kvstore.saving import (
     Piece,
@@ -16,6 +16,7 @@ from kvstore.saving import (
     gather_states,
     group_blocks,
     stored_prefix,
+    touch_stored,
 )
 from kvstore.scope import NamespaceScope
 from kvstore.tier.behind import Session, WriteBehind
@@ -41,12 +42,12 @@ class Capturer:
         prompt, length = tokens.astype("<u4").tobytes(), tokens.size
         base = stored_prefix(scope, prompt)
         if self._behind.under_way(prompt) > base:
-            self._behind.flush()
+            self._behind.await_prefix(prompt, base, scope.store.lock_timeout)
             base = stored_prefix(scope, prompt)
         if self._check and base:
             self._compare(prompt, base)
         if base == length and self._settled(prompt):
-            self._touch(prompt)
+            touch_stored(scope, prompt)
             self._counters.add(saved=1)
             return base, 0, ""
         with scope.store.environment.reading() as txn:
@@ -56,8 +57,9 @@ class Capturer:
         self._behind.begin(session)
         try:
             first = base - base % size
+            captured: Captured | None = None
             if base == length:
-                self._states_only(session, first)
+                captured = self._states_only(session, first, limits.piece_pages)
             for start in range(first, length, step) if base < length else ():
                 stop = min(start + step, length)
                 captured = self._ask(start, stop)
@@ -65,24 +67,21 @@ class Capturer:
                 piece = Piece(prompt[: 4 * stop], rows)
                 if not self._put(session, piece, captured if stop == length else None, limits.piece_pages):
                     break
+            else:
+                if scope.layout.states and captured is not None and not captured.states:
+                    session.missed = f"the engine handed out no states at position {length}: the rows alone can't be resumed from"
         except BaseException as error:
             session.abandon(f"{type(error).__name__}: {error}")  # counted by whoever catches it
             raise
         finally:
             self._behind.finish(session)
-        return base, length - base if not session.failed else 0, session.failed
+        return base, length - base if not session.failed else 0, session.failed or session.missed
 
     def _settled(self, prompt: bytes) -> bool:
         if not self._scope.layout.states:
             return True
         with self._scope.store.environment.reading() as txn:
-            return checkpoints.has_checkpoint(txn, self._scope.root, prompt, self._scope.store.bad(txn))
-
-    def _touch(self, prompt: bytes) -> None:
-        with self._scope.store.environment.reading() as txn:
-            path = walk(txn, self._scope.root, prompt, tolerant=True)
-        if path.nodes:
-            self._scope.store.touch(path.nodes[-1].node)
+            return checkpoints.has_checkpoint(txn, self._scope.root(txn), prompt, self._scope.store.bad(txn))
 
     def _ask(self, start: int, stop: int) -> Captured:
         captured = self._engine.capture(start, stop)
@@ -96,35 +95,34 @@ class Capturer:
     def _put(self, session: Session, piece: Piece, last: Captured | None, pages: int) -> bool:
         """Queue a piece of rows, and with the last one the states: in the same transaction where they are small."""
         if last is None or not last.states:
-            return self._behind.put(session, piece, _size(piece))
+            return self._behind.put(session, piece, piece.size)
         scope, states = self._scope, last.states
         packed = packed_states_bytes(scope.layout, states)
-        room = pages * scope.store.environment.page_bytes - _size(piece)
+        room = pages * scope.store.environment.page_bytes - piece.size
         if packed <= room:
             blocks = list(gather_states(scope, pack_states(scope.layout, states)))
             piece.states = StatesPiece(blocks, packed, last=True)
-            return self._behind.put(session, piece, _size(piece))
-        return self._behind.put(session, piece, _size(piece)) and self._put_states(session, last, pages)
+            return self._behind.put(session, piece, piece.size)
+        return self._behind.put(session, piece, piece.size) and self._put_states(session, last, pages)
 
     def _put_states(self, session: Session, last: Captured, pages: int) -> bool:
         scope, before = self._scope, 0
         packed = packed_states_bytes(scope.layout, last.states)
         for group, final in group_blocks(gather_states(scope, pack_states(scope.layout, last.states)), pages, scope):
             piece = Piece(session.prompt, {}, StatesPiece(group, packed, final, before))
-            if not self._behind.put(session, piece, _size(piece)):
+            if not self._behind.put(session, piece, piece.size):
                 return False
             before += len(group)
         return True
 
-    def _states_only(self, session: Session, first: int) -> None:
+    def _states_only(self, session: Session, first: int, pages: int) -> Captured:
         """The rows are stored, the states at this position aren't."""
         length = len(session.prompt) // 4
         size = self._scope.layout.block_tokens
         captured = self._ask(min(first, (length - 1) // size * size), length)
         if captured.states:
-            with self._scope.store.environment.reading() as txn:
-                pages = self._scope.store.limits(txn).piece_pages
             self._put_states(session, captured, pages)
+        return captured
 
     def _compare(self, prompt: bytes, base: int) -> None:
         size = self._scope.layout.block_tokens
@@ -134,8 +132,3 @@ class Capturer:
             captured = self._ask(start, stop)
             comparison = compare_stored(self._scope, prompt, captured.streams, start, stop)
             self._counters.add(shared_blocks_checked=comparison.checked, differing_blocks=len(comparison.differing))
-
-
-def _size(piece: Piece) -> int:
-    blocks = list(piece.rows.values()) + list(piece.states.blocks if piece.states is not None else ())
-    return sum(block.value.nbytes for block in blocks)

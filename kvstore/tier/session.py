@@ -21,6 +21,7 @@ from kvstore.errors import (
 from kvstore.ids import TokenArray, Tokens, as_tokens
 from kvstore.layout import Layout
 from kvstore.leases import Lease, open_lease
+from kvstore.saving import stored_prefix
 from kvstore.store import Namespace, Store
 from kvstore.tier.behind import WriteBehind
 from kvstore.tier.capture import Capturer
@@ -64,19 +65,32 @@ class _Handed:
         self._lease = lease
         self._left = {stream.name for stream in layout.streams}
         self._states_left = bool(layout.states)
+        self._damage: BlockDamaged | None = None
         self.length = lease.length
         self.tokens: TokenArray = lease.tokens
 
     def copy_into(self, arrays: Mapping[str, StreamArray]) -> None:
-        self._lease.copy_into(arrays)
+        try:
+            self._lease.copy_into(arrays)
+        except BlockDamaged as error:
+            self._damage = error
+            raise
         self._left -= set(arrays)
 
     def states(self) -> dict[str, Array]:
-        states = self._lease.states()
-        self._states_left = False  # not before: an engine that swallows the error of damaged bytes has not taken them
+        try:
+            states = self._lease.states()
+        except BlockDamaged as error:
+            self._damage = error
+            raise
+        self._states_left = False
         return states
 
     def check_taken(self) -> None:
+        if self._damage is not None:
+            raise EngineError(
+                "the engine went on after it was told of damaged bytes: `apply` must let the error pass"
+            ) from self._damage
         if self._left or self._states_left:
             what = sorted(self._left) + (["states"] if self._states_left else [])
             raise EngineError(
@@ -178,12 +192,15 @@ class SessionTier:
 
     def _restore(self, prompt: TokenArray) -> int:
         scope = self._namespace.scope
-        if self._behind.under_way(prompt.astype("<u4").tobytes()):
-            self._behind.flush()  # waiting for the rows costs less than computing them
+        self._await_rows(prompt.astype("<u4").tobytes())
+        shorter = prompt.size
         while True:
             with open_lease(scope, prompt, prompt.size - 1) as lease:
                 if not lease:
                     return 0
+                if lease.length >= shorter:
+                    raise KVStoreError(f"damage was met and the same {lease.length} tokens are offered again")
+                shorter = lease.length
                 handed = _Handed(lease, self._namespace.layout)
                 try:
                     self._engine.apply(handed)
@@ -199,6 +216,13 @@ class SessionTier:
                     _log.warning("the engine failed to take a prefix of %d tokens: %r", lease.length, error)
                     self._counters.add(faults=1)
                     return 0
+
+    def _await_rows(self, prompt: bytes) -> None:
+        """Let rows arrive that are still on their way into the store: waiting for them costs less than computing them."""
+        if self._behind.under_way(prompt):
+            scope = self._namespace.scope
+            stored = stored_prefix(scope, prompt)
+            self._behind.await_prefix(prompt, stored, scope.store.lock_timeout)
 
     def cascade(self, tokens: Tokens) -> CascadeResult:
         """Save what is new of a session, without waiting for the disk.

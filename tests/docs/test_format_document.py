@@ -13,7 +13,7 @@ from kvstore.kernel import crc32c
 from kvstore.layout import DTYPES, Layout, State, Stream
 from kvstore.records.block import BadRecord, BlockHeader, Ref
 from kvstore.records.constants import KIND_ROWS, inline_limit
-from kvstore.records.meta import Counters, NamespaceRecord, StoreRecord, decode_format, encode_format
+from kvstore.records.meta import Counters, NamespaceRecord, RootRecord, StoreRecord, decode_format, encode_format
 from kvstore.records.node import Checkpoint, Node, Usage, child_key, decode_child, encode_child, node_key
 from kvstore.records.states import pack_states, unpack_states
 
@@ -86,6 +86,9 @@ def test_namespace_record_offsets() -> None:
     assert int.from_bytes(body[48:52], "little") == len(LAYOUT.canonical)
     assert body[52:] == LAYOUT.canonical
     assert NamespaceRecord.decode(namespace(), record.encode()) == record
+    root = RootRecord(1, namespace(), 2, 33)
+    assert (root.key, root.encode()) == (example("root")["key"], example("root")["value"])
+    assert RootRecord.decode(1, root.encode()) == root
 
 
 def test_index_records() -> None:

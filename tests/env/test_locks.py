@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
 WRITES: dict[str, Callable[[Store, Namespace], object]] = {
     "save": lambda _, namespace: save(namespace, list(range(50))),
     "evict": lambda _, namespace: namespace.evict(list(range(20))),
-    "namespace": lambda store, _: store.namespace(hybrid_layout()),
+    "another namespace": lambda store, _: save(store.namespace(hybrid_layout()), list(range(30))),
 }
 
 

@@ -43,7 +43,7 @@ def test_constants_are_what_they_were() -> None:
         "KIND_ROWS": 1,
         "KIND_STATES": 2,
         "KIND_ENTRY": 3,
-        "DATABASES": ("meta", "namespaces", "children", "nodes", "usage", "blocks", "refs", "bad", "spacers"),
+        "DATABASES": ("meta", "namespaces", "children", "nodes", "usage", "blocks", "refs", "bad", "roots", "spacers"),
         "DATA_FILE": "data.mdb",
         "OPEN_LOCK_FILE": "open.lock",
         "WRITE_LOCK_FILE": "write.lock",

@@ -13,7 +13,7 @@ def nodes_on(namespace: Namespace, tokens: list[int]) -> list[Node]:
     """Give the nodes that hold the longest stored prefix of a prompt."""
     scope = namespace.scope
     with scope.store.environment.reading() as txn:
-        return walk(txn, scope.root, as_tokens(tokens).astype("<u4").tobytes()).nodes
+        return walk(txn, scope.root(txn), as_tokens(tokens).astype("<u4").tobytes()).nodes
 
 
 def spans(namespace: Namespace, tokens: list[int]) -> list[tuple[int, int]]:
@@ -25,8 +25,9 @@ def all_nodes(namespace: Namespace) -> list[Node]:
     """Give every node of a namespace."""
     scope = namespace.scope
     with scope.store.environment.reading() as txn:
+        root = scope.root(txn)
         found = [Node.decode(int.from_bytes(key, "big"), raw) for key, raw in txn.items(txn.db.nodes)]
-    return [node for node in found if node.root == scope.root]
+    return [node for node in found if node.root == root]
 
 
 def count_of(namespace: Namespace, block: bytes) -> int:

@@ -146,7 +146,7 @@ class Model(RuleBasedStateMachine):
         """Evict a session: what others share with it stays."""
         tokens = self.sessions[at % len(self.sessions)]
         end = self._held(tokens)
-        alone = end and not any((*tokens[:end], token) in self.stored for token in TOKENS)
+        alone = end == len(tokens) and not any((*tokens[:end], token) in self.stored for token in TOKENS)
         # up to where another session branches off
         shared = max((n for n in range(end) if self._branches(tokens, n)), default=0)
         result = self.namespace.evict(list(tokens))

@@ -1,0 +1,6 @@
+"""What the handles of one store share in a process, and what the calls on one namespace share."""
+
+from kvstore.scope.namespace import NamespaceScope
+from kvstore.scope.store import StoreCounters, StoreScope
+
+__all__ = ["NamespaceScope", "StoreCounters", "StoreScope"]

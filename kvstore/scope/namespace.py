@@ -1,0 +1,120 @@
+"""A namespace as saves and leases see it: what follows from its layout, its salt and the file."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from kvstore import ids
+from kvstore.env import Reader, Writer
+from kvstore.errors import CapError, IndexDamaged
+from kvstore.eviction import Limits
+from kvstore.layout import Layout
+from kvstore.radix import NodeLimit, nodes
+from kvstore.records.block import Geometry
+from kvstore.records.meta import NamespaceRecord, RootRecord
+from kvstore.records.states import max_packed_bytes
+from kvstore.scope.store import StoreScope
+
+__all__ = ["NamespaceScope"]
+
+_STATE_CHUNK = 1 << 20  # states of a layout whose row blocks are smaller than this are cut at this size
+
+
+@dataclass(slots=True)
+class NamespaceScope:
+    """What the calls on one namespace share. Thread-safe.
+
+    A namespace comes into being with its first save and goes with its last session, so that salts which are used once leave
+    nothing behind. Its root is therefore looked up in each transaction.
+
+    Attributes
+    ----------
+    store : StoreScope
+        The store it lies in.
+    layout : Layout
+        The layout.
+    namespace, salt : bytes
+        The namespace's id, and the digest of its salt.
+    domain : bytes
+        The key under which its blocks are hashed.
+    geometry, states_geometry : Geometry
+        Sizes of its blocks of rows and of states.
+    limit : NodeLimit
+        How long its edges may become.
+    chunk_bytes : int
+        Payload bytes of a block of states.
+    """
+
+    store: StoreScope
+    layout: Layout
+    namespace: bytes
+    salt: bytes
+    domain: bytes
+    geometry: Geometry
+    states_geometry: Geometry
+    limit: NodeLimit
+    chunk_bytes: int
+    _root: int = 0
+
+    @classmethod
+    def of(cls, store: StoreScope, layout: Layout, salt: bytes) -> NamespaceScope:
+        """Work out a namespace of a store. Reads and writes nothing.
+
+        Raises
+        ------
+        CapError
+            When the store is too small to work with blocks of this layout.
+        """
+        environment = store.environment
+        page_bytes = environment.page_bytes
+        payload = layout.payload_bytes(layout.block_tokens)
+        geometry = Geometry.of(page_bytes, len(layout.streams), payload)
+        chunk = max(payload, _STATE_CHUNK)
+        states = Geometry.of(page_bytes, 1, min(chunk, max_packed_bytes(layout)))
+        blocks = max(geometry.full_pages, states.full_pages if layout.states else 0)
+        if Limits(environment.map_pages, blocks, False).live_pages < 2 * blocks:
+            raise CapError(
+                f"a block of this layout takes {blocks * page_bytes} bytes, the store's cap of {environment.record.cap} leaves no "
+                f"room to keep and evict such blocks; raise the cap to at least {(5 * blocks + 128) * page_bytes}, or choose a "
+                "smaller block_tokens"
+            )
+        digest = ids.salt_digest(salt)
+        namespace = ids.namespace_id(layout.fingerprint, digest)
+        limit = NodeLimit.of(page_bytes, layout.block_tokens, -(-layout.states_bytes // chunk) if layout.states else 0)
+        domain = ids.block_domain(namespace)
+        return cls(store, layout, namespace, digest, domain, geometry, states, limit, chunk)
+
+    def root(self, txn: Reader | Writer) -> int:
+        """The namespace's root in a transaction; 0, below which nothing is stored, when there is none."""
+        if self._root and self._stands_for(txn, self._root):
+            return self._root
+        raw = txn.get(self.namespace, txn.db.namespaces)
+        try:
+            record = None if raw is None else NamespaceRecord.decode(self.namespace, raw)
+        except IndexDamaged:
+            record = None  # its sessions can't be found any more; the next save begins anew, and they age
+        if record is None or record.layout != self.layout.canonical or not self._stands_for(txn, record.root):
+            return 0
+        self._root = record.root
+        return record.root
+
+    def _stands_for(self, txn: Reader | Writer, root: int) -> bool:
+        raw = txn.get(root.to_bytes(8, "big"), txn.db.roots)
+        try:
+            return raw is not None and RootRecord.decode(root, raw).namespace == self.namespace
+        except IndexDamaged:
+            return False
+
+    def ensure_root(self, txn: Writer) -> int:
+        """The namespace's root, created if there is none."""
+        root = self.root(txn)
+        if not root:
+            root = nodes.new_node_id(txn)
+            states = self.states_geometry.full_pages if self.layout.states else 0
+            stands_for = RootRecord(root, self.namespace, self.geometry.full_pages, states)
+            txn.put(txn.db.roots, stands_for.key, stands_for.encode())
+            record = NamespaceRecord(self.namespace, root, time.time_ns() // 1000, self.salt, self.layout.canonical)
+            txn.put(txn.db.namespaces, self.namespace, record.encode())
+            # not remembered: an abort would take it back
+        return root

@@ -1,0 +1,279 @@
+"""What the handles of one open store share in a process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from kvstore import blocks as table
+from kvstore.env import Environment, MapFull, Reader, Writer
+from kvstore.errors import IndexDamaged, KVStoreError, StoreFullError
+from kvstore.eviction import LeastRecentlyUsed, Limits, Policy, Victims, evict_to, free_some, make_room
+from kvstore.radix import Removed, nodes, sweep
+from kvstore.records.constants import PAGE_HEADER, PAYLOAD_ALIGN
+from kvstore.records.meta import RootRecord
+from kvstore.records.node import node_key
+from kvstore.staging import BufferPool
+
+__all__ = ["StoreCounters", "StoreScope"]
+
+_log = logging.getLogger("kvstore")
+_T = TypeVar("_T")
+
+_MAP_FULL_TRIES = 5
+_POINTS_A_TRY = 2  # twice as many with each further try: what one try frees can be used only by the one after the next
+_TOUCHES_HELD = 4096
+_PAGES_EVICTED_AT_ONCE = 8192
+_SWEEP_PAUSE = 60.0
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    """What happened through this process's handles of a store since it was opened."""
+
+    saves: int = 0
+    saved_tokens: int = 0
+    written_bytes: int = 0
+    leases: int = 0
+    overdue_leases: int = 0
+    restored_bytes: int = 0
+    damaged_blocks: int = 0
+    healed_blocks: int = 0
+    evicted_nodes: int = 0
+    evicted_tokens: int = 0
+    refused_saves: int = 0
+
+
+class Overdue(Protocol):
+    """Something that is reported when it lives too long."""
+
+    def report_if_overdue(self) -> None:
+        """Log and count it, once, if it is older than its limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Roots:
+    """What the roots of a store are like.
+
+    `version` is how many there are and the last of them: ids only grow, so it tells every set of them from every other.
+    """
+
+    version: tuple[int, bytes]
+    sizes: frozenset[int]
+    stateful: frozenset[int]
+
+
+@dataclass
+class StoreScope:
+    """Shared by all handles of one store in a process. Thread-safe.
+
+    Attributes
+    ----------
+    environment : Environment
+        The open file.
+    lock_timeout : float
+        Seconds that a write waits for other writers: that of the first handle.
+    """
+
+    environment: Environment
+    lock_timeout: float
+    policy: Policy = field(default_factory=LeastRecentlyUsed)
+    counters: StoreCounters = field(default_factory=StoreCounters)
+    pool: BufferPool = field(default_factory=lambda: BufferPool(48 << 20, align=PAYLOAD_ALIGN, skew=PAGE_HEADER))
+
+    def __post_init__(self) -> None:
+        self._touches: dict[int, int] = {}
+        # blocks that failed their checks in this process and are not marked in the file yet, with the offset they were read at
+        self._damaged: dict[bytes, int | None] = {}
+        self._guard = threading.Lock()
+        self._victims = Victims(self.policy)
+        self._roots = _Roots((-1, b""), frozenset(), frozenset())
+        self._pins: weakref.WeakSet[Overdue] = weakref.WeakSet()
+        self._swept_for = 0.0
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are touches or marks that no transaction has written yet."""
+        return bool(self._touches or self._damaged)
+
+    def touch(self, node: int) -> None:
+        """Remember that a node was used; written with the next transaction, so that a hit costs no durable write."""
+        with self._guard:
+            self._touches[node] = nodes.now()
+            while len(self._touches) > _TOUCHES_HELD:
+                del self._touches[next(iter(self._touches))]
+
+    def watch(self, pin: Overdue) -> None:
+        """Report a lease's pin, once, if it lives too long. Looked at with each write, since writes are what it hinders."""
+        self._pins.add(pin)
+
+    def refuse(self, block_id: bytes, offset: int | None) -> None:
+        """Refuse a block from now on: it failed its checks. Marked in the file by the next transaction.
+
+        Parameters
+        ----------
+        offset : int or None
+            Where its payload was looked for; None if the store didn't know. Once the block lies elsewhere somebody has healed it,
+            and what was seen at the old place says nothing.
+        """
+        with self._guard:
+            if self._damaged.get(block_id, -1) != offset:
+                self._damaged[block_id] = offset
+                self.counters.damaged_blocks += 1
+
+    def bad(self, txn: Reader | Writer) -> frozenset[bytes]:
+        """All blocks to refuse: marked in the file, or found damaged by this process."""
+        marked = table.bad_blocks(txn)
+        if not self._damaged:
+            return marked
+        with self._guard:
+            seen = dict(self._damaged)
+        return marked | {block_id for block_id, offset in seen.items() if table.offset_of(txn, block_id) == offset}
+
+    def mark_damaged(self, txn: Writer) -> dict[bytes, int | None]:
+        """Write down which blocks this process has refused, in a transaction; returns those that were looked at."""
+        with self._guard:
+            seen = dict(self._damaged)
+        for block_id, offset in seen.items():
+            if table.offset_of(txn, block_id) == offset:
+                table.mark_bad(txn, block_id)
+        return seen
+
+    def limits(self, txn: Reader | Writer) -> Limits:
+        """How full the file may be, given the size classes of the namespaces it holds."""
+        sizes = self._known(txn).sizes
+        return Limits(self.environment.map_pages, max(sizes, default=1), len(sizes) > 1)
+
+    def stateful(self, txn: Reader | Writer) -> frozenset[int]:
+        """Roots of the namespaces whose layout has states."""
+        return self._known(txn).stateful
+
+    def _known(self, txn: Reader | Writer) -> _Roots:
+        version = (txn.entries(txn.db.roots), txn.last_key(txn.db.roots))
+        if self._roots.version != version:
+            sizes, stateful = set(), set()
+            for key, raw in txn.items(txn.db.roots):
+                try:
+                    record = RootRecord.decode(int.from_bytes(key, "big"), raw)
+                except IndexDamaged:
+                    continue  # its leaves are evicted like any other
+                sizes |= {record.block_pages, record.states_pages} - {0}
+                if record.states_pages:
+                    stateful.add(record.root)
+            self._roots = _Roots(version, frozenset(sizes), frozenset(stateful))
+        return self._roots
+
+    def make_room(self, txn: Writer, pages: int, keep: set[int]) -> Removed:
+        """Evict, inside a transaction, what would lift the store above its limit. Raises StoreFullError."""
+        removed = make_room(txn, self._victims, self.limits(txn), pages, frozenset(keep), self.stateful(txn))
+        self.counters.evicted_nodes += removed.nodes
+        self.counters.evicted_tokens += removed.tokens
+        return removed
+
+    def transact(self, work: Callable[[Writer], _T], keep: set[int] | None = None) -> _T:
+        """Run `work` in a write transaction, with pending marks and touches; try again where LMDB found no contiguous pages.
+
+        `work` may be called several times, each time in a fresh transaction that sees nothing of the earlier tries.
+
+        Raises
+        ------
+        SpacePinned
+            When an open reader pins the pages that were freed. Nothing is evicted for it.
+        StoreFullError, WriteLockTimeout, StoreDamagedError
+        """
+        for attempt in range(_MAP_FULL_TRIES + 1):
+            try:
+                return self._transact(work, self.lock_timeout)
+            except MapFull as error:
+                cause = self.environment.classify_full(error)
+                if cause is not None:
+                    raise cause from error
+                if attempt == _MAP_FULL_TRIES:
+                    raise StoreFullError(f"no contiguous free pages after {attempt} tries; raise the cap ({error})") from error
+                self._free_some(_POINTS_A_TRY << attempt, frozenset(keep or ()))
+        raise AssertionError("unreachable")
+
+    def _free_some(self, points: int, keep: frozenset[int]) -> None:
+        try:
+            with self.environment.reading() as reader:
+                stateful = self.stateful(reader)
+            removed = free_some(self.environment, self._victims, points, self.lock_timeout, keep, stateful)
+        except MapFull as error:
+            raise StoreFullError(f"the store has no page left even to evict with; raise the cap ({error})") from error
+        self.counters.evicted_nodes += removed.nodes
+        self.counters.evicted_tokens += removed.tokens
+
+    def _transact(self, work: Callable[[Writer], _T], timeout: float) -> _T:
+        with self._guard:
+            touches = dict(self._touches)
+        self.environment.reader_check_due()
+        for pin in list(self._pins):
+            pin.report_if_overdue()
+        try:
+            with self.environment.write(timeout) as txn:
+                marks = self.mark_damaged(txn)
+                for node, last_use in touches.items():
+                    if txn.get(node_key(node), txn.db.usage) is not None:
+                        nodes.touch(txn, node, last_use)
+                result = work(txn)
+                damage = txn.damage
+        except BaseException:
+            self._victims.forget()  # what was taken from the ranking is still there
+            raise
+        with self._guard:
+            for block_id, offset in marks.items():
+                if self._damaged.get(block_id, -1) == offset:
+                    del self._damaged[block_id]
+            for node, last_use in touches.items():
+                if self._touches.get(node) == last_use:
+                    del self._touches[node]
+        if damage:
+            self._sweep(timeout)
+        return result
+
+    def _sweep(self, timeout: float) -> None:
+        """Set the index right after a transaction that met damage in it; at most once a minute, and not worth failing for."""
+        if time.monotonic() - self._swept_for < _SWEEP_PAUSE:
+            return
+        self._swept_for = time.monotonic()
+        try:
+            with self.environment.write(timeout) as txn:
+                swept = sweep(txn)
+        except (KVStoreError, OSError) as error:
+            _log.warning("the index was not set right after damage: %s", error)
+        else:
+            _log.warning(
+                "the index was set right after damage: %d records removed, %d counts corrected", swept.records, swept.counts
+            )
+
+    def evict_down(self, live_pages: int) -> Removed:
+        """Evict until at most `live_pages` pages are live, or nothing is left. Several transactions."""
+        removed = Removed()
+
+        def work(txn: Writer) -> tuple[Removed, bool]:
+            self._victims.refresh(txn)
+            target = max(live_pages, txn.live_pages() - _PAGES_EVICTED_AT_ONCE)
+            part = evict_to(txn, self._victims, target, self.stateful(txn))
+            return part, bool(part.nodes) and txn.live_pages() > live_pages
+
+        more = True
+        while more:
+            part, more = self.transact(work)
+            removed.add(part)
+        self.counters.evicted_nodes += removed.nodes
+        self.counters.evicted_tokens += removed.tokens
+        return removed
+
+    def write_pending(self, timeout: float) -> None:
+        """Write marks and touches that no save has carried, if the lock is to be had; recency is not worth waiting for."""
+        if not self.pending:
+            return
+        try:
+            self._transact(lambda _: None, timeout)
+        except KVStoreError as error:
+            _log.debug("recency of %d nodes was not written: %s", len(self._touches), error)
