@@ -10,7 +10,7 @@ import numpy as np
 from kvstore import Layout, State, Stream
 from kvstore.kernel import crc32c
 from kvstore.records.block import BadRecord, BlockHeader, Ref
-from kvstore.records.meta import Counters, NamespaceRecord, StoreRecord, decode_format, encode_format
+from kvstore.records.meta import Counters, NamespaceRecord, RootRecord, StoreRecord, decode_format, encode_format
 from kvstore.records.node import Checkpoint, Node, Usage, child_key, decode_child, encode_child, node_key
 from kvstore.records.states import pack_states, unpack_states
 
@@ -44,6 +44,7 @@ NODE = Node(
 BARE_NODE = Node(10, 1, 1, 0, 20, TOKENS, BLOCK, OTHER)
 STORE = StoreRecord(bytes(range(16)), 2, 1 << 30, 32768, 1_700_000_000_000_000)
 NAMESPACE_RECORD = NamespaceRecord(NAMESPACE, 7, 1_700_000_000_000_001, OTHER, LAYOUT.canonical)
+ROOT = RootRecord(7, NAMESPACE, 129, 33)
 STATES: dict[str, Any] = {"r": np.array([1.5, -2.0, 0.0], np.float32), "blob": np.arange(5, dtype=np.uint8)}
 PACKED = np.concatenate(list(pack_states(LAYOUT, STATES)))
 CHILD_KEY = child_key(4, 0x01020304)
@@ -54,6 +55,7 @@ ENCODED: dict[str, bytes] = {
     "counters": Counters(12, 34).encode(),
     "namespace": NAMESPACE_RECORD.encode(),
     "node key": node_key(9),
+    "root": ROOT.encode(),
     "child key": CHILD_KEY,
     "child": encode_child(CHILD_KEY, 9),
     "node": NODE.encode(),
