@@ -1,7 +1,8 @@
 """Checkpoints: where the states of a prefix are stored, and which of them are worth keeping.
 
 The policy: each path keeps its two deepest (the turn's boundary, which a client that hides reasoning comes back to, and the
-end of the answer), and the deepest at or before each node with several children (where another session may branch off too).
+end of the answer), the one saved last, and the deepest at or before each node with several children (where another session may
+branch off too).
 The transaction that completes a newer one drops the others, and so does the eviction that leaves a node one child.
 """
 
@@ -81,12 +82,13 @@ def complete(txn: Writer, root: int, prompt: bytes, save_id: int, blocks: int) -
     kept = tuple(c for c in node.checkpoints if c is not mine and c not in stale)
     _drop(txn, stale)
     nodes.store(txn, node.replace(checkpoints=tuple(sorted((*kept, *done), key=lambda c: (c.position, c.save_id)))))
-    prune(txn, node.node)
+    prune(txn, node.node, newest=position)
 
 
-def prune(txn: Writer, node: int) -> None:
+def prune(txn: Writer, node: int, *, newest: int = 0) -> None:
     """Apply the policy to the path through a node: up to the root, and down as long as there is one way down.
 
+    The checkpoint at `newest`, which has just been saved, stays wherever it is: somebody goes on from there.
     Best effort: where a record of the path is damaged, everything is kept. What the policy drops is space, not safety.
     """
     try:
@@ -94,7 +96,7 @@ def prune(txn: Writer, node: int) -> None:
     except IndexDamaged:
         return
     found = [(place, c) for place, n in enumerate(path) for c in n.checkpoints if c.complete]
-    keep = {c.position for _, c in found[-KEPT_PER_PATH:]}
+    keep = {newest, *(c.position for _, c in found[-KEPT_PER_PATH:])}
     for place, n in enumerate(path):
         if nodes.count_children(txn, n.node, 2) > 1:
             before = [c.position for _, c in found if c.position <= n.end]

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from kvstore import blocks as table
 from kvstore.arrays import Array, StreamArray
 from kvstore.blocks import PreparedBlock
 from kvstore.errors import ArrayError, BaseLost, IndexDamaged
-from kvstore.ids import TokenArray
+from kvstore.ids import ID_BYTES, TokenArray
 from kvstore.radix import checkpoints, walk
+from kvstore.records.node import split_ids
 from kvstore.records.states import pack_states, packed_states_bytes
 from kvstore.saving.check import Comparison, compare_stored
 from kvstore.saving.gather import check_states, check_streams, gather_rows, gather_states, release
@@ -64,10 +66,20 @@ class SaveResult:
 
 
 def stored_prefix(scope: NamespaceScope, prompt: bytes) -> int:
-    """How many leading tokens have all their rows stored in blocks that nobody refused."""
+    """How many leading tokens have all their rows stored in blocks that nobody refused.
+
+    What a save takes for stored it vouches for, so a block whose reference record is lost is refused here and saved anew.
+    """
+    size = scope.layout.block_tokens
     with scope.store.environment.reading() as txn:
         path = walk(txn, scope.root(txn), prompt, tolerant=True)
-        return path.sound(path.matched, scope.layout.block_tokens, scope.store.bad(txn))
+        held = split_ids(path.block_ids(size)[: ID_BYTES * (path.matched // size)])
+        if path.matched % size:
+            held.append(path.partial_block(path.matched, size))
+        for block_id in held:
+            if not table.counted(txn, block_id):
+                scope.store.refuse(block_id, None)
+        return path.sound(path.matched, size, scope.store.bad(txn))
 
 
 def touch_stored(scope: NamespaceScope, prompt: bytes) -> None:

@@ -32,7 +32,7 @@ def resize(path: str | os.PathLike[str], max_bytes: int, *, lock_timeout: float)
             compact(environment, max_bytes)
     finally:
         environment.release()
-    environment = acquire_environment(path, max_bytes=max_bytes, lock_timeout=lock_timeout, any_owner=False)
+    environment = acquire_environment(path, max_bytes=None, lock_timeout=lock_timeout, any_owner=False)
     try:
         return gather_stats(StoreScope(environment, lock_timeout))
     finally:

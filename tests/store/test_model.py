@@ -93,12 +93,8 @@ class Model(RuleBasedStateMachine):
         if checkpoint is not None:
             self.checkpoints.setdefault(tokens, []).append(checkpoint)
         self.sessions.append(tokens)
-        # a path keeps its two deepest checkpoints: one that comes after deeper ones may go at once
-        if not layout.states or (checkpoint is not None and not self._has_deeper(tokens)):
+        if not layout.states or checkpoint is not None:
             self._restore(tokens, exactly=len(tokens))
-
-    def _has_deeper(self, tokens: Key) -> bool:
-        return any(len(c) > len(tokens) and c[: len(tokens)] == tokens for c in self.checkpoints)
 
     def _held(self, tokens: Key) -> int:
         """How many leading tokens the store has to have rows for."""
