@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from kvstore import Store
-from kvstore.errors import CapError, StoreBusyError
+from kvstore.errors import CapError, StoreBusyError, StoreDamagedError
 from tests.support import assert_restores, assert_sound, child_at, restored, save, wide_layout
 
 MIB = 1 << 20
@@ -99,3 +100,44 @@ def test_another_cap_at_opening_names_the_call(path: Path) -> None:
     """Opening with another cap than the stored one is refused, and the message names the call that changes it."""
     with pytest.raises(CapError, match=r"Store\.resize"):
         Store.open(path, max_bytes=64 * MIB)
+
+
+def test_what_a_killed_resize_left_is_removed(path: Path) -> None:
+    """The copy that a killed resize has left beside the store goes with the next resize, and nothing else beside it does."""
+    beside = path.parent / ".s.resize"
+    beside.mkdir()
+    (beside / "data.mdb").write_bytes(b"half a copy")
+    (path.parent / "other").write_text("kept")
+    Store.resize(path, 12 * MIB)
+    assert sorted(os.listdir(path.parent)) == ["other", "s"]
+
+
+def test_a_kill_at_any_instant_leaves_one_store_or_the_other(path: Path) -> None:
+    """A resize killed at random instants leaves the old store or the new one, whole; the next one succeeds."""
+    code = """
+        print("go", flush=True)
+        Store.resize(path, int(sys.argv[2]))
+        print("done", flush=True)
+        time.sleep(60)
+    """
+    caps = [12 * MIB, 32 * MIB]
+    for n in range(8):
+        with child_at(code, path, str(caps[n % 2])) as resizer:
+            time.sleep(0.004 * n)
+            resizer.kill()
+        with Store.open(path) as store:
+            assert store.max_bytes in caps
+            assert_sound(store)
+            assert_restores(store.namespace(wide_layout()), SESSIONS[-1], 400)
+
+
+def test_a_replaced_file_is_not_written_to(path: Path) -> None:
+    """A process whose store file was replaced refuses to write into the file that has no name any more."""
+    with Store.open(path) as store:
+        namespace = store.namespace(wide_layout())
+        copy = path.parent / "copy"
+        copy.write_bytes((path / "data.mdb").read_bytes())
+        copy.replace(path / "data.mdb")
+        with pytest.raises(StoreDamagedError, match="replaced"):
+            save(namespace, [99, *SESSIONS[0][1:]])
+        assert_restores(namespace, SESSIONS[-1], 400)

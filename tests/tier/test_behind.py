@@ -11,7 +11,7 @@ import pytest
 
 from kvstore import Layout, SessionTier, Store, Stream, WriteBehind
 from kvstore.testing import HashEngine
-from tests.support import CAP, assert_sound, run_child, wait_until
+from tests.support import CAP, assert_sound, examples, run_child, wait_until
 
 from .engines import HYBRID, PLAIN, uninterrupted
 
@@ -216,3 +216,69 @@ def test_a_session_is_under_way_until_it_is_stored(path: Path) -> None:
             wait_until(lambda: behind.under_way(prompt) == 0)
             assert tier.stats.saved == 1
         behind.close()
+
+
+def test_a_promote_does_not_wait_for_other_sessions(path: Path) -> None:
+    """A promote whose rows are stored goes on at once behind a writer that is stuck with a session that begins alike."""
+    with Store.open(path, max_bytes=CAP, lock_timeout=30.0) as store:
+        behind = WriteBehind()
+        mine, other = [0, *range(50, 90)], [0, *range(200, 290)]
+        with (
+            SessionTier(store, uninterrupted(HEAVY, mine), write_behind=behind) as tier,
+            SessionTier(store, uninterrupted(HEAVY, other), write_behind=behind) as busy_tier,
+        ):
+            tier.cascade(mine)
+            tier.flush()
+            with Busy(store):
+                busy_tier.cascade(other)
+                promoted: list[int] = []
+                thread = threading.Thread(target=lambda: promoted.append(tier.promote([*mine, 1])), daemon=True)
+                thread.start()
+                thread.join(20)
+                assert promoted == [len(mine)]
+                assert behind.under_way(b"\0\0\0\0") == 1  # the other one still is
+        behind.close()
+
+
+def test_a_promote_gives_up_waiting_for_its_own_rows(path: Path) -> None:
+    """A promote whose rows are on their way waits for them no longer than for a lock, and then starts clean."""
+    with Store.open(path, max_bytes=CAP, lock_timeout=0.3) as store:
+        engine = uninterrupted(HEAVY, TOKENS[:50])
+        with SessionTier(store, engine) as tier, Busy(store):
+            tier.cascade(TOKENS[:50])
+            assert tier.promote(TOKENS[:60]) == 0
+            assert engine.position == 0
+
+
+def test_what_comes_after_close_is_a_miss_and_nothing_hangs(path: Path) -> None:
+    """A cascade that waits for room while the queue is closed is a counted miss; a flush afterwards returns."""
+    with Store.open(path, max_bytes=CAP, lock_timeout=30.0) as store:
+        for _ in range(examples(10)):
+            behind = WriteBehind(max_bytes=64 << 10)
+            tier = SessionTier(store, uninterrupted(HEAVY, TOKENS), write_behind=behind)
+            with Busy(store):
+                cascade = threading.Thread(target=tier.cascade, args=(TOKENS,), daemon=True)
+                cascade.start()
+                wait_until(lambda behind=behind: behind.under_way(b"\0\0\0\0") == 1)
+                closing = threading.Thread(target=behind.close, daemon=True)
+                closing.start()
+            cascade.join(30)
+            closing.join(30)
+            assert not cascade.is_alive()
+            assert not closing.is_alive()
+            assert behind.flush(5)
+            assert tier.stats.saved + tier.stats.save_misses == 1
+            tier.namespace.evict()
+
+
+def test_a_store_closed_before_its_tier_loses_nothing(path: Path) -> None:
+    """What was cascaded is stored although the store's handle is closed before the tier."""
+    store = Store.open(path, max_bytes=CAP, lock_timeout=30.0)
+    tier = SessionTier(store, uninterrupted(HEAVY, TOKENS))
+    with Busy(store):
+        tier.cascade(TOKENS[:100])
+        store.close()
+    tier.close()
+    assert tier.stats.save_misses + tier.stats.saved == 1
+    with Store.open(path) as again, again.namespace(HEAVY).lease(TOKENS[:100]) as lease:
+        assert lease.length == 100
