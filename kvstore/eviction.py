@@ -91,11 +91,11 @@ class Victims:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._ranked: deque[Candidate] = deque()
-        self._stale = False
+        self.stale = False
 
     def forget(self) -> None:
         """Rank anew before the next one is taken: a transaction that took some was aborted. May be called from any thread."""
-        self._stale = True
+        self.stale = True
 
     def refresh(self, txn: Reader | Writer) -> None:
         """Rank all nodes anew."""
@@ -103,14 +103,14 @@ class Victims:
             Candidate(int.from_bytes(key, "big"), nodes.usage_from(int.from_bytes(key, "big"), raw))
             for key, raw in txn.items(txn.db.usage)
         )
-        self._ranked, self._stale = deque(self._policy.rank(seen)), False
+        self._ranked, self.stale = deque(self._policy.rank(seen)), False
 
     def next(self, txn: Writer, keep: frozenset[int]) -> int | None:
         """The next node that is still there, unused since it was ranked, without children and not kept.
 
         A node with children is passed over: when the last of them goes it inherits their use, and `freed` brings it back.
         """
-        if self._stale:
+        if self.stale:
             return None
         kept: list[Candidate] = []
         found = None
@@ -159,7 +159,7 @@ def make_room(
     while removed.pages < needed:
         node = victims.next(txn, keep)
         if node is None:
-            if refreshed:
+            if refreshed and not victims.stale:
                 raise StoreFullError(
                     f"the save needs {pages} pages of {txn.page_bytes} bytes, {needed - removed.pages} more than can be freed in a "
                     f"store of {limits.map_pages} pages; raise the cap or save less at once"

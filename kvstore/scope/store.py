@@ -68,6 +68,9 @@ class _Roots:
     stateful: frozenset[int]
 
 
+_NO_ROOTS = _Roots((-1, b""), frozenset(), frozenset())
+
+
 @dataclass
 class StoreScope:
     """Shared by all handles of one store in a process. Thread-safe.
@@ -92,9 +95,9 @@ class StoreScope:
         self._damaged: dict[bytes, int | None] = {}
         self._guard = threading.Lock()
         self._victims = Victims(self.policy)
-        self._roots = _Roots((-1, b""), frozenset(), frozenset())
+        self._roots = _NO_ROOTS
         self._pins: weakref.WeakSet[Overdue] = weakref.WeakSet()
-        self._swept_for = 0.0
+        self._swept_for = float("-inf")
 
     @property
     def pending(self) -> bool:
@@ -170,7 +173,11 @@ class StoreScope:
 
     def make_room(self, txn: Writer, pages: int, keep: set[int]) -> Removed:
         """Evict, inside a transaction, what would lift the store above its limit. Raises StoreFullError."""
-        removed = make_room(txn, self._victims, self.limits(txn), pages, frozenset(keep), self.stateful(txn))
+        try:
+            removed = make_room(txn, self._victims, self.limits(txn), pages, frozenset(keep), self.stateful(txn))
+        except StoreFullError:
+            self.counters.refused_saves += 1
+            raise
         self.counters.evicted_nodes += removed.nodes
         self.counters.evicted_tokens += removed.tokens
         return removed
@@ -191,6 +198,8 @@ class StoreScope:
                 return self._transact(work, self.lock_timeout)
             except MapFull as error:
                 cause = self.environment.classify_full(error)
+                if cause is not None or attempt == _MAP_FULL_TRIES:
+                    self.counters.refused_saves += 1
                 if cause is not None:
                     raise cause from error
                 if attempt == _MAP_FULL_TRIES:
@@ -224,6 +233,7 @@ class StoreScope:
                 damage = txn.damage
         except BaseException:
             self._victims.forget()  # what was taken from the ranking is still there
+            self._roots = _NO_ROOTS  # a root seen in it may never have been, and its number may be another's
             raise
         with self._guard:
             for block_id, offset in marks.items():
