@@ -57,7 +57,7 @@ PAYLOAD_ALIGN: Final = 4096  # on disk: a block's payload starts at a multiple o
 TAIL_SIZES: Final = 16  # on disk in effect: a block's value is padded to one of this many sizes, so that freed runs fit again
 MAX_READERS: Final = 510  # read transactions at once, over all processes; the first opener's number holds
 SPACER_STEP: Final = 8  # every how many pages of the index region one stays in use
-SPACER_REGION_SHARE: Final = 64  # the region is this part of the map, and at most as long as
+SPACER_REGION_SHARE: Final = 256  # the region is this part of the map, and at most as long as
 SPACER_REGION_PAGES: Final = 1024
 LOCK_RESERVE: Final = 128 << 10  # what the lock files and the directory itself may take of the cap
 
