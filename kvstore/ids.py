@@ -27,6 +27,7 @@ __all__ = [
     "image_tokens",
     "namespace_id",
     "salt_digest",
+    "token_bytes",
 ]
 
 TokenArray: TypeAlias = npt.NDArray[np.uint32]
@@ -74,6 +75,11 @@ def as_tokens(tokens: Tokens) -> TokenArray:
     if low < 0 or high >= 1 << 32:
         raise TokensError(f"tokens must be in [0, 2**32), got values from {low} to {high}")
     return np.ascontiguousarray(array, dtype=np.uint32)
+
+
+def token_bytes(tokens: TokenArray) -> bytes:
+    """The tokens as the index holds and compares them: uint32 little-endian."""
+    return tokens.astype("<u4", copy=False).tobytes()
 
 
 def common_tokens(a: bytes, b: bytes) -> int:

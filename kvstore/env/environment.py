@@ -90,7 +90,6 @@ class Environment:
         self._open_lock = open_lock
         self._write_lock = write_lock
         self._mutex = threading.Lock()
-        self._pid = os.getpid()
         self._closed = False
         self._forked = False
         self._uses = 1

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kvstore import blocks as table
 from kvstore.arrays import Array, StreamArray, check_named, check_rows, rows_of, writeable
 from kvstore.errors import ArrayError, BlockDamaged, IndexDamaged, LeaseClosedError, ViewsAliveError
-from kvstore.ids import TokenArray
+from kvstore.ids import TokenArray, token_bytes
 from kvstore.kernel import Rows, crc32c, scatter
 from kvstore.layout import Stream
 from kvstore.leases.match import Found, find_prefix
@@ -368,7 +368,7 @@ def open_lease(scope: NamespaceScope, tokens: TokenArray, limit: int) -> Lease:
 
     A block whose header is damaged is refused, and the lease is on what comes before it.
     """
-    prompt = tokens.astype("<u4", copy=False).tobytes()
+    prompt = token_bytes(tokens)
     while True:
         pin = Pin(scope.store)
         try:

@@ -12,7 +12,7 @@ from kvstore import blocks as table
 from kvstore.arrays import Array, StreamArray
 from kvstore.blocks import PreparedBlock
 from kvstore.errors import ArrayError, BaseLost, IndexDamaged
-from kvstore.ids import ID_BYTES, TokenArray
+from kvstore.ids import ID_BYTES, TokenArray, token_bytes
 from kvstore.radix import checkpoints, walk
 from kvstore.records.node import split_ids
 from kvstore.records.states import pack_states, packed_states_bytes
@@ -103,7 +103,7 @@ class Saver:
 
     def __init__(self, scope: NamespaceScope, tokens: TokenArray) -> None:
         self._scope = scope
-        self._prompt = tokens.astype("<u4").tobytes()
+        self._prompt = token_bytes(tokens)
         self._length = tokens.size
         self._size = scope.layout.block_tokens
         with scope.store.environment.reading() as txn:

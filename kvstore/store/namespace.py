@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvstore.arrays import Array, StreamArray
 from kvstore.env import Writer
 from kvstore.eviction import evict_point
-from kvstore.ids import TokenArray, Tokens, as_tokens
+from kvstore.ids import TokenArray, Tokens, as_tokens, token_bytes
 from kvstore.layout import Layout
 from kvstore.leases import Lease, Match, find_prefix, open_lease
 from kvstore.radix import Removed, nodes, walk
@@ -110,7 +110,7 @@ class Namespace:
         scope = self._checked()
         prompt = as_tokens(tokens)
         with scope.store.environment.reading() as txn:
-            found = find_prefix(scope, txn, prompt.astype("<u4", copy=False).tobytes(), _limit(prompt, limit))
+            found = find_prefix(scope, txn, token_bytes(prompt), _limit(prompt, limit))
         return Match(found.length, found.path.matched) if found.length else None
 
     def lease(self, tokens: Tokens, *, limit: int | None = None) -> Lease:
@@ -136,7 +136,7 @@ class Namespace:
         WriteLockTimeout, StoreFullError
         """
         scope = self._checked()
-        prompt = None if tokens is None else as_tokens(tokens).astype("<u4", copy=False).tobytes()
+        prompt = None if tokens is None else token_bytes(as_tokens(tokens))
         if prompt is None:
             with scope.store.environment.reading() as txn:
                 root = scope.root(txn)

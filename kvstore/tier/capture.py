@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore.errors import ArrayError
-from kvstore.ids import TokenArray
+from kvstore.ids import TokenArray, token_bytes
 from kvstore.radix import checkpoints
 from kvstore.records.states import pack_states, packed_states_bytes
 from kvstore.saving import (
@@ -39,7 +39,7 @@ class Capturer:
     def capture(self, tokens: TokenArray) -> tuple[int, int, str]:
         """Queue what is new of a session; returns tokens stored before, tokens queued, and why not all was queued."""
         scope, size = self._scope, self._scope.layout.block_tokens
-        prompt, length = tokens.astype("<u4").tobytes(), tokens.size
+        prompt, length = token_bytes(tokens), tokens.size
         base = stored_prefix(scope, prompt)
         if self._behind.under_way(prompt) > base:
             self._behind.await_prefix(prompt, base, scope.store.lock_timeout)

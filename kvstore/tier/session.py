@@ -18,7 +18,7 @@ from kvstore.errors import (
     LayoutError,
     StoreClosedError,
 )
-from kvstore.ids import TokenArray, Tokens, as_tokens
+from kvstore.ids import TokenArray, Tokens, as_tokens, token_bytes
 from kvstore.layout import Layout
 from kvstore.leases import Lease, open_lease
 from kvstore.saving import stored_prefix
@@ -192,7 +192,7 @@ class SessionTier:
 
     def _restore(self, prompt: TokenArray) -> int:
         scope = self._namespace.scope
-        self._await_rows(prompt.astype("<u4").tobytes())
+        self._await_rows(token_bytes(prompt))
         shorter = prompt.size
         while True:
             with open_lease(scope, prompt, prompt.size - 1) as lease:
