@@ -11,12 +11,11 @@ from collections.abc import Iterator
 
 import lmdb
 
-from kvstore.env.transactions import Databases, MapFull, Reader, Writer, pinned, translated
+from kvstore.env.transactions import Databases, Reader, Writer, translated
 from kvstore.errors import (
     CapError,
     ForkedStoreError,
     KVStoreError,
-    SpacePinned,
     StoreBusyError,
     StoreClosedError,
     StoreDamagedError,
@@ -30,8 +29,6 @@ from kvstore.records.meta import StoreRecord
 __all__ = ["Environment", "open_lmdb"]
 
 _log = logging.getLogger("kvstore")
-
-_PASSING_READER = 0.5  # seconds that a save waits for a reader to end before it takes the space for pinned
 
 
 def open_lmdb(path: str) -> lmdb.Environment:
@@ -239,22 +236,20 @@ class Environment:
         with contextlib.suppress(OSError):
             os.posix_fadvise(self._data_fd, offset, length, os.POSIX_FADV_DONTNEED)
 
-    def classify_full(self, error: MapFull) -> SpacePinned | None:
-        """After MapFull: clear dead readers' slots; name the cause if a reader pins what was freed, else return None.
+    def await_readers(self, seconds: float) -> bool:
+        """Wait until no reader of any process is older than what is committed now, having cleared dead readers' slots.
 
-        A reader that is only passing (a promote takes milliseconds) is waited for a moment.
+        Such a reader pins the pages that were freed since it began. False when one is left after `seconds`.
         """
         self.reader_check()
-        deadline = time.monotonic() + _PASSING_READER
-        while True:
-            oldest = self.oldest_reader()
-            with translated():
-                last = int(self._lmdb.info()["last_txnid"])
-            if oldest is None or oldest >= last:
-                return None
-            if time.monotonic() > deadline:
-                return pinned(error)
-            time.sleep(0.01)
+        with translated():
+            last = int(self._lmdb.info()["last_txnid"])
+        deadline = time.monotonic() + seconds
+        while (oldest := self.oldest_reader()) is not None and oldest < last:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.005)
+        return True
 
     def oldest_reader(self) -> int | None:
         """The oldest transaction that a reader of any process still sees, or None without readers."""

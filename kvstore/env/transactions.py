@@ -12,10 +12,10 @@ from typing import Any
 import lmdb
 import numpy as np
 
-from kvstore.errors import IndexDamaged, KVStoreError, SpacePinned, StoreBusyError, StoreDamagedError, StoreFullError
+from kvstore.errors import IndexDamaged, KVStoreError, StoreBusyError, StoreDamagedError, StoreFullError
 from kvstore.records.constants import DATABASES, PAGE_HEADER
 
-__all__ = ["Databases", "MapFull", "Reader", "Writer", "pinned", "translated"]
+__all__ = ["Databases", "MapFull", "Reader", "Writer", "translated"]
 
 
 class MapFull(StoreFullError):
@@ -228,11 +228,3 @@ def _live_pages(txn: Any, db: Databases) -> int:
         stats = [txn.stat(handle) for handle in db.all()]
     # the main database (names of the others) is a page of its own, as are the two meta pages
     return 3 + sum(int(s["branch_pages"]) + int(s["leaf_pages"]) + int(s["overflow_pages"]) for s in stats)
-
-
-def pinned(error: MapFull) -> SpacePinned:
-    """The error for a save that found no room because an open reader pins what was freed."""
-    return SpacePinned(
-        f"freed pages are pinned by an open lease or reader, nothing was evicted for it ({error}); "
-        "end the lease, the space comes back by itself"
-    )

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from kvstore import blocks as table
 from kvstore.env import Environment, MapFull, Reader, Writer
-from kvstore.errors import IndexDamaged, KVStoreError, StoreFullError
+from kvstore.errors import IndexDamaged, KVStoreError, SpacePinned, StoreFullError
 from kvstore.eviction import LeastRecentlyUsed, Limits, Policy, Victims, evict_to, free_some, make_room
 from kvstore.radix import Removed, nodes, sweep
 from kvstore.records.constants import PAGE_HEADER, PAYLOAD_ALIGN
@@ -27,6 +27,8 @@ _T = TypeVar("_T")
 
 _MAP_FULL_TRIES = 5
 _POINTS_A_TRY = 2  # twice as many with each further try: what one try frees can be used only by the one after the next
+_PASSING_READER = 0.5  # seconds
+_READER_WAITS = 3
 _TOUCHES_HELD = 4096
 _PAGES_EVICTED_AT_ONCE = 8192
 _SWEEP_PAUSE = 60.0
@@ -175,6 +177,8 @@ class StoreScope:
         """Evict, inside a transaction, what would lift the store above its limit. Raises StoreFullError."""
         try:
             removed = make_room(txn, self._victims, self.limits(txn), pages, frozenset(keep), self.stateful(txn))
+        except MapFull:
+            raise  # not refused yet: it is tried again
         except StoreFullError:
             self.counters.refused_saves += 1
             raise
@@ -193,19 +197,26 @@ class StoreScope:
             When an open reader pins the pages that were freed. Nothing is evicted for it.
         StoreFullError, WriteLockTimeout, StoreDamagedError
         """
-        for attempt in range(_MAP_FULL_TRIES + 1):
+        evictions = waits = 0
+        while True:
             try:
                 return self._transact(work, self.lock_timeout)
             except MapFull as error:
-                cause = self.environment.classify_full(error)
-                if cause is not None or attempt == _MAP_FULL_TRIES:
+                if not self.environment.await_readers(0):
+                    # a reader that is only passing (a promote takes milliseconds) is waited for; what it pinned can be used then
+                    waits += 1
+                    if waits <= _READER_WAITS and self.environment.await_readers(_PASSING_READER):
+                        continue
                     self.counters.refused_saves += 1
-                if cause is not None:
-                    raise cause from error
-                if attempt == _MAP_FULL_TRIES:
-                    raise StoreFullError(f"no contiguous free pages after {attempt} tries; raise the cap ({error})") from error
-                self._free_some(_POINTS_A_TRY << attempt, frozenset(keep or ()))
-        raise AssertionError("unreachable")
+                    raise SpacePinned(
+                        f"freed pages are pinned by an open lease or reader, nothing was evicted for it ({error}); "
+                        "end the lease, the space comes back by itself"
+                    ) from error
+                if evictions == _MAP_FULL_TRIES:
+                    self.counters.refused_saves += 1
+                    raise StoreFullError(f"no contiguous free pages after {evictions} tries; raise the cap ({error})") from error
+                self._free_some(_POINTS_A_TRY << evictions, frozenset(keep or ()))
+                evictions += 1
 
     def _free_some(self, points: int, keep: frozenset[int]) -> None:
         try:
