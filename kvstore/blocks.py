@@ -118,6 +118,7 @@ def put(txn: Writer, block: PreparedBlock) -> int:
     try:
         ref = find(txn, block.block_id)
     except IndexDamaged:
+        txn.damage = True
         ref = None  # the count is lost; if it comes out too small, a session that refers to the block misses it cleanly
     healing = ref is not None and txn.get(block.block_id, txn.db.bad) is not None
     if ref is not None and not healing:
@@ -165,6 +166,7 @@ def drop_reference(txn: Writer, block_id: bytes) -> int:
         ref = find(txn, block_id)
     except IndexDamaged:
         ref = None
+    txn.damage = txn.damage or ref is None
     if ref is not None and ref.count > 1:
         txn.put(txn.db.refs, block_id, ref.counted(-1).encode(block_id))
         return 0

@@ -102,6 +102,7 @@ class Victims:
         seen = (
             Candidate(int.from_bytes(key, "big"), nodes.usage_from(int.from_bytes(key, "big"), raw))
             for key, raw in txn.items(txn.db.usage)
+            if len(key) == len(node_key(0))
         )
         self._ranked, self.stale = deque(self._policy.rank(seen)), False
 
@@ -126,6 +127,16 @@ class Victims:
                 found = candidate.node
         self._ranked.extendleft(reversed(kept))
         return found
+
+    def take(self, txn: Writer, keep: frozenset[int]) -> int | None:
+        """As `next`, but ranks anew when the ranking is used up or stale; None when there is nothing left to evict."""
+        node = self.next(txn, keep)
+        while node is None:
+            self.refresh(txn)
+            node = self.next(txn, keep)
+            if not self.stale:
+                return node
+        return node
 
     def freed(self, txn: Writer, node: int) -> None:
         """Bring back a node that has just lost a child: it is worth no more than the child was."""
@@ -155,27 +166,21 @@ def make_room(
     """
     removed = Removed()
     needed = txn.live_pages() + pages + _TREE_PAGES // 2 - limits.live_pages
-    refreshed = False
     while removed.pages < needed:
-        node = victims.next(txn, keep)
+        node = victims.take(txn, keep)
         if node is None:
-            if refreshed and not victims.stale:
-                raise StoreFullError(
-                    f"the save needs {pages} pages of {txn.page_bytes} bytes, {needed - removed.pages} more than can be freed in a "
-                    f"store of {limits.map_pages} pages; raise the cap or save less at once"
-                )
-            victims.refresh(txn)
-            refreshed = True
-            continue
+            raise StoreFullError(
+                f"the save needs {pages} pages of {txn.page_bytes} bytes, {needed - removed.pages} more than can be freed in a "
+                f"store of {limits.map_pages} pages; raise the cap or save less at once"
+            )
         _evict(txn, victims, node, removed, keep, stateful_roots)
-        refreshed = False
     return removed
 
 
 def evict_to(txn: Writer, victims: Victims, live_pages: int, stateful_roots: frozenset[int]) -> Removed:
     """Evict until at most `live_pages` pages are live, or nothing is left."""
     removed = Removed()
-    while txn.live_pages() > live_pages and (node := victims.next(txn, frozenset())) is not None:
+    while txn.live_pages() > live_pages and (node := victims.take(txn, frozenset())) is not None:
         _evict(txn, victims, node, removed, frozenset(), stateful_roots)
     return removed
 
@@ -207,7 +212,7 @@ def free_some(
     with environment.write(timeout) as txn:
         victims.refresh(txn)
         for _ in range(points):
-            node = victims.next(txn, keep)
+            node = victims.take(txn, keep)
             if node is None:
                 break
             _evict(txn, victims, node, removed, keep, stateful)

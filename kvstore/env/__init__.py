@@ -2,8 +2,8 @@
 
 from kvstore.env.environment import Environment
 from kvstore.env.opening import MIN_CAP, map_bytes_for, open_environment, verify_file
-from kvstore.env.registry import acquire_environment, is_open
-from kvstore.env.resizing import compact, raise_cap
+from kvstore.env.registry import acquire_environment, exclusive_environment
+from kvstore.env.resizing import check_beside, compact, raise_cap
 from kvstore.env.transactions import Databases, MapFull, Reader, Writer
 
 __all__ = [
@@ -14,8 +14,9 @@ __all__ = [
     "Reader",
     "Writer",
     "acquire_environment",
+    "check_beside",
     "compact",
-    "is_open",
+    "exclusive_environment",
     "map_bytes_for",
     "open_environment",
     "raise_cap",

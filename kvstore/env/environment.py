@@ -24,7 +24,7 @@ from kvstore.errors import (
 from kvstore.kernel import FileMap
 from kvstore.locks import FileLock
 from kvstore.records.constants import DATA_FILE, LMDB_LOCK_FILE, MAX_READERS
-from kvstore.records.meta import StoreRecord
+from kvstore.records.meta import STORE_KEY, SWEEP_KEY, StoreRecord, encode_sweep
 
 __all__ = ["Environment", "open_lmdb"]
 
@@ -218,6 +218,8 @@ class Environment:
             writer.txn.abort()
             raise
         try:
+            if writer.damage:  # so that it is set right, whoever comes to it and however late
+                writer.put(writer.db.meta, SWEEP_KEY, encode_sweep())
             with translated():
                 writer.txn.commit()
         except BaseException:
@@ -343,14 +345,22 @@ class Environment:
             )
 
     def _close(self) -> None:
-        self.companion = None
-        self.file_map.close()
-        with contextlib.suppress(KVStoreError), translated():
-            self._lmdb.close()
-        os.close(self._data_fd)
-        self._write_lock.close()
-        self._open_lock.close()
-        self.gone.set()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.gone.set)
+            stack.callback(self._open_lock.close)
+            stack.callback(self._write_lock.close)
+            stack.callback(os.close, self._data_fd)
+            stack.callback(self.file_map.close)
+            self.companion = None
+            with contextlib.suppress(KVStoreError), translated():
+                self._lmdb.close()
+
+    def unchanged(self) -> bool:
+        """Whether the store's identity and map are those that it was opened with. For who holds it exclusively by now."""
+        with self.reading() as txn:
+            record = StoreRecord.decode(txn.get(STORE_KEY, self.db.meta) or b"")
+        with translated():
+            return record == self.record and int(self._lmdb.info()["map_size"]) == self.map_bytes
 
     def after_fork(self) -> None:
         """In a forked child: give up our descriptors (never unlock: the lock is the parent's) and refuse every use."""

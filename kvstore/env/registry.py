@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
 
 from kvstore.env.environment import Environment
 from kvstore.env.opening import open_environment
 from kvstore.errors import CapError, ForkedStoreError, StoreBusyError, StoreClosedError
 from kvstore.records.constants import DATA_FILE
 
-__all__ = ["acquire_environment", "is_open"]
+__all__ = ["acquire_environment", "exclusive_environment"]
 
 # LMDB forbids opening a file twice in a process; keyed by device and inode, which every path to it has in common.
 _open: dict[tuple[int, int], Environment] = {}
@@ -18,6 +20,7 @@ _open: dict[tuple[int, int], Environment] = {}
 # closed without clearing the parent's reader slots.
 _inherited: set[tuple[int, int]] = set()
 _opening = threading.Lock()  # one opener at a time
+_exclusive: set[tuple[int, int]] = set()  # files that are being resized by this process
 
 
 def _identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
@@ -39,6 +42,8 @@ def acquire_environment(
                 f"the store at {os.fspath(path)} was open when this process was forked, and LMDB opens a file once in a process; "
                 "open stores after forking, or start workers with 'spawn'"
             )
+        if key is not None and key in _exclusive:
+            raise StoreBusyError(f"the store at {os.fspath(path)} is just being resized by this process; try again later")
         known = _open.get(key) if key is not None else None
         if known is not None and _share(known, max_bytes, lock_timeout):
             return known
@@ -46,6 +51,35 @@ def acquire_environment(
         _forget_closed()
         _open[environment.file_identity] = environment
         return environment
+
+
+@contextlib.contextmanager
+def exclusive_environment(path: str | os.PathLike[str], *, lock_timeout: float) -> Iterator[Environment]:
+    """A store that nobody else has open, in this process or another, for the length of a `with` block. Closed afterwards.
+
+    Raises
+    ------
+    StoreBusyError
+        When it is open somewhere, or was changed while this waited.
+    """
+    with _opening:
+        key = _identity(path)
+        known = _open.get(key) if key is not None else None
+        if (known is not None and not known.gone.is_set()) or key in _exclusive:
+            raise StoreBusyError(
+                f"{os.fspath(path)} is open in this process; close its handles, leases and views before you resize it"
+            )
+        environment = open_environment(path, max_bytes=None, lock_timeout=lock_timeout)
+        _exclusive.add(environment.file_identity)
+    try:
+        if not environment.exclusive(lock_timeout):
+            raise StoreBusyError(f"{environment.path} is open in another process; close it everywhere before you resize it")
+        if not environment.unchanged():
+            raise StoreBusyError(f"{environment.path} was resized by another process meanwhile; look at it again")
+        yield environment
+    finally:
+        environment.release()
+        _exclusive.discard(environment.file_identity)
 
 
 def _share(known: Environment, max_bytes: int | None, lock_timeout: float) -> bool:
@@ -69,13 +103,6 @@ def _share(known: Environment, max_bytes: int | None, lock_timeout: float) -> bo
 def _forget_closed() -> None:
     for key in [key for key, environment in _open.items() if environment.gone.is_set()]:
         del _open[key]
-
-
-def is_open(path: str | os.PathLike[str]) -> bool:
-    """Whether this process has the store at a path open: a handle, a lease or a view of it lives."""
-    with _opening:
-        known = _open.get(_identity(path) or (0, 0))
-        return known is not None and not known.closed
 
 
 def _after_fork_in_child() -> None:

@@ -21,7 +21,7 @@ from kvstore.records.block import BlockHeader, Ref
 from kvstore.records.constants import DATA_FILE, DATABASES
 from kvstore.records.meta import STORE_KEY, StoreRecord
 
-__all__ = ["compact", "raise_cap"]
+__all__ = ["check_beside", "compact", "raise_cap"]
 
 _MAP_SIZE_AT = 16 + 16  # offset of mm_mapsize in a meta page: page header, then magic, version and fixed address
 _REFS_A_TRANSACTION = 4096
@@ -58,9 +58,7 @@ def compact(environment: Environment, cap: int) -> None:
     """
     record, home = environment.record, Path(environment.path)
     with environment.reading() as txn:
-        needed = txn.live_pages() * record.page_bytes
-    beside = home.parent / f".{home.name}.resize"
-    _make_beside(beside, home, needed)
+        beside = _make_beside(home, txn.live_pages() * record.page_bytes)
     try:
         environment.copy_compact(str(beside))
         new = beside / DATA_FILE
@@ -77,8 +75,19 @@ def compact(environment: Environment, cap: int) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _make_beside(beside: Path, home: Path, needed: int) -> None:
+def check_beside(environment: Environment, needed: int) -> None:
+    """Refuse a compaction that would find no room for its copy of `needed` bytes, before anything is evicted for it.
+
+    Raises
+    ------
+    StoreFullError, StoreOwnerError
+    """
+    _make_beside(Path(environment.path), needed).rmdir()
+
+
+def _make_beside(home: Path, needed: int) -> Path:
     """Make the directory of the copy; what a killed resize has left there goes first. The store is held exclusively."""
+    beside = home.parent / f".{home.name}.resize"
     if home.stat().st_dev != home.parent.stat().st_dev:
         raise StoreFullError(
             f"{home} is a mount point: lowering the cap writes the store anew beside it, which is another file system; "
@@ -95,6 +104,7 @@ def _make_beside(beside: Path, home: Path, needed: int) -> None:
         raise StoreFullError(
             f"lowering the cap writes the store anew beside {home}: it takes {needed} bytes for a while, {free} are free there"
         )
+    return beside
 
 
 def _with_cap(record: StoreRecord, cap: int, generation: int) -> StoreRecord:

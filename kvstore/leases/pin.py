@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.env import Reader
+from kvstore.errors import LeaseClosedError
 from kvstore.scope import StoreScope
 
 __all__ = ["LEASE_AGE_LIMIT", "Pin"]
@@ -46,6 +47,8 @@ class Pin:
     def hold(self) -> None:
         """Count a holder."""
         with self._guard:
+            if not self._holders:
+                raise LeaseClosedError("the lease has ended on another thread; use a lease on one thread at a time")
             self._holders += 1
 
     def drop(self) -> None:
@@ -55,6 +58,7 @@ class Pin:
             if self._holders:
                 return
         self.reader.close()
+        self._store.unwatch(self)
         self.report_if_overdue()
         self._store.environment.release()
 
@@ -77,6 +81,7 @@ class _Range:
     __slots__ = ("__array_interface__", "_pin")
 
     def __init__(self, pin: Pin, address: int, length: int) -> None:
+        pin.hold()
         self._pin = pin
         # an empty array has no address of its own to point to
         self.__array_interface__: dict[str, Any] = {
@@ -85,7 +90,8 @@ class _Range:
             "data": (address, True),
             "version": 3,
         }
-        pin.hold()
 
     def __del__(self) -> None:
-        self._pin.drop()
+        pin = getattr(self, "_pin", None)  # not there when the pin refused to be held
+        if pin is not None:
+            pin.drop()

@@ -137,7 +137,10 @@ def _checkpoint_below(txn: Writer, node: int) -> bool:
 def _path_through(txn: Writer, node: int) -> list[Node]:
     path = [nodes.load(txn, node)]
     while path[0].parent != path[0].root:
-        path.insert(0, nodes.load(txn, path[0].parent))
+        parent = nodes.load(txn, path[0].parent)
+        if not nodes.leads_to(txn, parent, path[0]):
+            break  # cut off by damage: what is above belongs to others
+        path.insert(0, parent)
     while True:
         below = [child for _, child in zip(range(2), nodes.children_of(txn, path[-1].node), strict=False)]
         if len(below) != 1:

@@ -251,6 +251,7 @@ def _heal(txn: Writer, path: Path, prepared: Mapping[int, PreparedBlock], size: 
 
 def _swap(txn: Writer, old: bytes, block: PreparedBlock, grown: Grown) -> bytes:
     lost = not table.counted(txn, old)
+    txn.damage = txn.damage or lost
     grown.written_bytes += table.put(txn, block)
     if not (lost and block.block_id == old):  # a block whose count was lost starts with this one reference
         table.drop_reference(txn, old)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from kvstore.env import Reader, Writer
 from kvstore.errors import IndexDamaged
-from kvstore.records.meta import COUNTERS_KEY, Counters, RootRecord
+from kvstore.records.meta import COUNTERS_KEY, Counters, NamespaceRecord, RootRecord
 from kvstore.records.node import Node, Usage, child_key, decode_child, encode_child, node_key
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "drop_root",
     "drop_unreadable",
     "has_children",
+    "leads_to",
     "link",
     "load",
     "new_node_id",
@@ -121,10 +122,21 @@ def drop_root(txn: Writer, root: int) -> None:
     """Remove a namespace that has no session left, so that it costs nothing; the next save makes it anew."""
     key = node_key(root)
     raw = txn.get(key, txn.db.roots)
-    if raw is not None:
-        with contextlib.suppress(IndexDamaged):
-            txn.delete(txn.db.namespaces, RootRecord.decode(root, raw).namespace)
-        txn.delete(txn.db.roots, key)
+    if raw is None:
+        return
+    with contextlib.suppress(IndexDamaged):
+        namespace = RootRecord.decode(root, raw).namespace
+        named = txn.get(namespace, txn.db.namespaces)
+        if named is not None and NamespaceRecord.decode(namespace, named).root == root:
+            txn.delete(txn.db.namespaces, namespace)  # one that names another root by now is that one's
+    txn.delete(txn.db.roots, key)
+
+
+def leads_to(txn: Reader | Writer, parent: Node, node: Node) -> bool:
+    """Whether an edge really goes on with another: not so where damage has cut a node off and another stands in its place."""
+    with contextlib.suppress(IndexDamaged):
+        return parent.end == node.start and child_of(txn, parent.node, node.first) == node.node
+    return False
 
 
 def touch(txn: Writer, node: int, last_use: int) -> None:
@@ -143,7 +155,8 @@ def _counters(txn: Writer) -> Counters:
     except IndexDamaged:
         pass
     txn.damage = True
-    used = max(int.from_bytes(txn.last_key(database), "big") for database in (txn.db.nodes, txn.db.roots, txn.db.usage))
+    databases = (txn.db.nodes, txn.db.roots, txn.db.usage, txn.db.children)
+    used = max(int.from_bytes(txn.last_key(database)[: len(node_key(0))], "big") for database in databases)
     return Counters(used + 1, now())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from kvstore import blocks as table
@@ -37,16 +38,28 @@ def remove_leaf(txn: Writer, node: Node) -> Removed:
     """
     if nodes.has_children(txn, node.node):
         raise IndexDamaged(f"node {node.node} has children and cannot be removed")
+    parent = _parent(txn, node)
     pages = sum(table.drop_reference(txn, block) for block in node.referenced())
     usage = nodes.usage_of(txn, node.node)
     nodes.unlink(txn, node.parent, node.first, node.node)
     txn.delete(txn.db.nodes, node_key(node.node))
     txn.delete(txn.db.usage, node_key(node.node))
-    if node.parent != node.root and usage.last_use > nodes.usage_of(txn, node.parent).last_use:
-        nodes.touch(txn, node.parent, usage.last_use)
+    if parent is not None and usage.last_use > nodes.usage_of(txn, parent.node).last_use:
+        nodes.touch(txn, parent.node, usage.last_use)
     if node.parent == node.root and not nodes.has_children(txn, node.root):
         nodes.drop_root(txn, node.root)
     return Removed(1, node.end - node.start, pages)
+
+
+def _parent(txn: Writer, node: Node) -> Node | None:
+    """The node above, None below the root and for one that damage has cut off."""
+    if node.parent == node.root:
+        return None
+    with contextlib.suppress(IndexDamaged):
+        parent = nodes.load(txn, node.parent)
+        if nodes.leads_to(txn, parent, node):
+            return parent
+    return None
 
 
 def remove_point(txn: Writer, leaf: Node, *, has_states: bool, keep: frozenset[int]) -> Removed:
@@ -55,21 +68,15 @@ def remove_point(txn: Writer, leaf: Node, *, has_states: bool, keep: frozenset[i
     Without states that is the leaf alone. With states, rows behind the last usable checkpoint can't be restored, so the
     nodes above go too, up to the first that has a complete checkpoint, has other children or is in `keep`.
     """
+    above = _parent(txn, leaf)
     removed = remove_leaf(txn, leaf)
-    above = leaf.parent
-    while above != leaf.root and above not in keep:
-        count = nodes.count_children(txn, above, 2)
-        if count:
-            if count == 1 and has_states:
-                prune(txn, above)
+    while above is not None and above.node not in keep:
+        count = nodes.count_children(txn, above.node, 2)
+        if count == 1 and has_states:
+            prune(txn, above.node)
+        if count or not has_states or any(c.complete for c in above.checkpoints):
             break
-        try:
-            node = nodes.load(txn, above)
-        except IndexDamaged:
-            break
-        if not has_states or any(c.complete for c in node.checkpoints):
-            break
+        node, above = above, _parent(txn, above)
         removed.add(remove_leaf(txn, node))
-        above = node.parent
-    removed.above = 0 if above == leaf.root else above
+    removed.above = 0 if above is None else above.node
     return removed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from kvstore import blocks as table
 from kvstore.env import Writer
 from kvstore.errors import IndexDamaged
 from kvstore.radix import nodes
+from kvstore.records.meta import SWEEP_KEY
 from kvstore.records.node import Node, child_key, decode_child, node_key
 
 __all__ = ["Swept", "sweep"]
@@ -23,51 +25,77 @@ class Swept:
 
 
 def sweep(txn: Writer) -> Swept:
-    """Make all records agree, from the nodes that can be read. One pass over the small records, in one transaction.
+    """Make all records agree, from the nodes that can be read and reached. One pass over the small records, in one transaction.
 
-    Nodes that can't be read go, with the records that lead to them; what lay below stays, is reached by nothing, ages and is
-    evicted. Blocks go that no readable node refers to, and counts become what they should be.
+    Nodes that can't be read go, with what lay below them; so do child records that lead to no node, namespaces that hold nothing,
+    and blocks that no node refers to. Counts become what they should be.
     """
-    readable, broken = _nodes(txn)
-    records = len(broken)
-    for number in broken:
-        txn.delete(txn.db.nodes, node_key(number))
-        txn.delete(txn.db.usage, node_key(number))
-    records += _children(txn, readable)
-    known = set(readable)
-    used = set()
-    stray = []
-    for key, _ in txn.items(txn.db.usage, keys_only=True):
-        used.add(int.from_bytes(key, "big"))
-        if int.from_bytes(key, "big") not in known:
-            stray.append(key)
-    for key in stray:
+    edges, strays = _edges(txn)
+    kept = _reached(txn, edges)
+    strays += [node_key(number) for number in edges if number not in kept]
+    for key in strays:
+        txn.delete(txn.db.nodes, key)
         txn.delete(txn.db.usage, key)
-    for number in known - used:
-        nodes.touch(txn, number, 0)  # so that eviction finds it
+    records = len(strays) + _children(txn, edges, kept)
+    known = {node_key(number) for number in kept}
+    used = {key for key, _ in txn.items(txn.db.usage, keys_only=True)}
+    for key in used - known:
+        txn.delete(txn.db.usage, key)
+    for key in known - used:
+        nodes.touch(txn, int.from_bytes(key, "big"), 0)  # so that eviction finds it
     references: Counter[bytes] = Counter()
-    for number in readable:
+    for number in kept:
         references.update(nodes.load(txn, number).referenced())
-    return Swept(records + len(stray), _counts(txn, references))
+    records += len(used - known) + _roots(txn, {edges[number].root for number in kept})
+    counts = _counts(txn, references)
+    txn.delete(txn.db.meta, SWEEP_KEY)
+    return Swept(records, counts)
 
 
-def _nodes(txn: Writer) -> tuple[dict[int, tuple[int, int]], list[int]]:
-    """Parent and first token of each node that can be read, and the numbers of those that can't."""
-    readable: dict[int, tuple[int, int]] = {}
-    broken: list[int] = []
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    """What of a node says where it hangs."""
+
+    parent: int
+    root: int
+    first: int
+    start: int
+    end: int
+
+
+def _edges(txn: Writer) -> tuple[dict[int, _Edge], list[bytes]]:
+    """Where each node hangs that can be read, and the keys of those that can't be."""
+    edges: dict[int, _Edge] = {}
+    strays: list[bytes] = []
     for key, raw in txn.items(txn.db.nodes):
-        number = int.from_bytes(key, "big")
         try:
-            node = Node.decode(number, raw)
+            if len(key) != len(node_key(0)):
+                raise IndexDamaged("not the key of a node")
+            node = Node.decode(int.from_bytes(key, "big"), raw)
         except IndexDamaged:
-            broken.append(number)
+            strays.append(key)
         else:
-            readable[number] = (node.parent, node.first)
-    return readable, broken
+            edges[node.node] = _Edge(node.parent, node.root, node.first, node.start, node.end)
+    return edges, strays
 
 
-def _children(txn: Writer, readable: dict[int, tuple[int, int]]) -> int:
-    """Remove the child records that lead to no node, or to another one than its record says."""
+def _reached(txn: Writer, edges: dict[int, _Edge]) -> set[int]:
+    """The nodes to which child records lead all the way from a root that stands for a namespace."""
+    reached: set[int] = set()
+    for number, edge in sorted(edges.items(), key=lambda item: item[1].start):  # parents before their children
+        above = edges.get(edge.parent)
+        if edge.parent == edge.root:
+            hangs = edge.start == 0 and txn.get(node_key(edge.root), txn.db.roots) is not None
+        else:
+            hangs = edge.parent in reached and above is not None and (above.end, above.root) == (edge.start, edge.root)
+        with contextlib.suppress(IndexDamaged):
+            if hangs and nodes.child_of(txn, edge.parent, edge.first) == number:
+                reached.add(number)
+    return reached
+
+
+def _children(txn: Writer, edges: dict[int, _Edge], kept: set[int]) -> int:
+    """Remove the child records that lead to no node that is kept, or not the way it hangs."""
     wrong: list[bytes] = []
     for key, raw in txn.items(txn.db.children):
         try:
@@ -75,11 +103,19 @@ def _children(txn: Writer, readable: dict[int, tuple[int, int]]) -> int:
         except IndexDamaged:
             wrong.append(key)
             continue
-        if child not in readable or child_key(*readable[child]) != key:
+        if child not in kept or child_key(edges[child].parent, edges[child].first) != key:
             wrong.append(key)
     for key in wrong:
         txn.delete(txn.db.children, key)
     return len(wrong)
+
+
+def _roots(txn: Writer, live: set[int]) -> int:
+    """Remove namespaces that hold nothing any more."""
+    empty = [key for key, _ in txn.items(txn.db.roots, keys_only=True) if int.from_bytes(key, "big") not in live]
+    for key in empty:
+        nodes.drop_root(txn, int.from_bytes(key, "big"))
+    return len(empty)
 
 
 def _counts(txn: Writer, references: Counter[bytes]) -> int:
@@ -96,6 +132,8 @@ def _counts(txn: Writer, references: Counter[bytes]) -> int:
             wrong.append(key)
     for key in wrong:
         table.set_count(txn, key, references[key])
+    for key in [key for key, _ in txn.items(txn.db.bad, keys_only=True) if not references[key]]:
+        txn.delete(txn.db.bad, key)
     orphans = [key for key, _ in txn.items(txn.db.blocks, keys_only=True) if key not in counted]
     for key in orphans:
         table.set_count(txn, key, 0)

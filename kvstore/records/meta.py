@@ -15,21 +15,24 @@ __all__ = [
     "COUNTERS_KEY",
     "FORMAT_KEY",
     "STORE_KEY",
+    "SWEEP_KEY",
     "Counters",
     "NamespaceRecord",
     "RootRecord",
     "StoreRecord",
     "decode_format",
     "encode_format",
+    "encode_sweep",
 ]
 
 # keys of `meta`; on disk
 FORMAT_KEY: Final = b"format"
 STORE_KEY: Final = b"store"
 COUNTERS_KEY: Final = b"counters"
+SWEEP_KEY: Final = b"sweep"
 
 # record types; on disk
-_STORE, _COUNTERS, _NAMESPACE, _ROOT = 1, 2, 3, 9
+_STORE, _COUNTERS, _NAMESPACE, _ROOT, _SWEEP = 1, 2, 3, 9, 10
 
 # on disk; the layout of this one record never changes, whatever the version, so that every version can name every other
 _FORMAT_BODY = struct.Struct("<8sI")
@@ -123,6 +126,11 @@ class Counters:
         if len(raw) != start + _COUNTERS_BODY.size:
             raise IndexDamaged(f"the counters have {len(raw)} bytes, expected {start + _COUNTERS_BODY.size}")
         return cls(*_COUNTERS_BODY.unpack_from(raw, start))
+
+
+def encode_sweep() -> bytes:
+    """Encode the note that the index was found damaged and is still to be set right."""
+    return frame(_SWEEP, SWEEP_KEY, b"")
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,15 +89,32 @@ class NamespaceScope:
         """The namespace's root in a transaction; 0, below which nothing is stored, when there is none."""
         if self._root and self._stands_for(txn, self._root):
             return self._root
+        named, damaged = self._named(txn)
+        if damaged:
+            named = self._found(txn)
+        if named and self._stands_for(txn, named):
+            self._root = named
+            return named
+        return 0
+
+    def _named(self, txn: Reader | Writer) -> tuple[int, bool]:
+        """The root that the namespace's record names, 0 without one; and whether there is one that can't be read."""
         raw = txn.get(self.namespace, txn.db.namespaces)
+        if raw is None:
+            return 0, False
         try:
-            record = None if raw is None else NamespaceRecord.decode(self.namespace, raw)
+            record = NamespaceRecord.decode(self.namespace, raw)
         except IndexDamaged:
-            record = None  # its sessions can't be found any more; the next save begins anew, and they age
-        if record is None or record.layout != self.layout.canonical or not self._stands_for(txn, record.root):
-            return 0
-        self._root = record.root
-        return record.root
+            return 0, True
+        return (record.root, False) if record.layout == self.layout.canonical else (0, True)
+
+    def _found(self, txn: Reader | Writer) -> int:
+        """The root that says it stands for this namespace, looked for among all; 0 if there is none."""
+        for key, _ in txn.items(txn.db.roots):
+            root = int.from_bytes(key, "big")
+            if self._stands_for(txn, root):
+                return root
+        return 0
 
     def _stands_for(self, txn: Reader | Writer, root: int) -> bool:
         raw = txn.get(root.to_bytes(8, "big"), txn.db.roots)
@@ -107,14 +124,17 @@ class NamespaceScope:
             return False
 
     def ensure_root(self, txn: Writer) -> int:
-        """The namespace's root, created if there is none."""
-        root = self.root(txn)
-        if not root:
-            root = nodes.new_node_id(txn)
-            states = self.states_geometry.full_pages if self.layout.states else 0
-            stands_for = RootRecord(root, self.namespace, self.geometry.full_pages, states)
-            txn.put(txn.db.roots, stands_for.key, stands_for.encode())
-            record = NamespaceRecord(self.namespace, root, time.time_ns() // 1000, self.salt, self.layout.canonical)
-            txn.put(txn.db.namespaces, self.namespace, record.encode())
-            # not remembered: an abort would take it back
-        return root
+        """The namespace's root, created if there is none. Sets right a record of the two that was lost or damaged."""
+        named, damaged = self._named(txn)
+        if named and self._stands_for(txn, named):
+            self._root = named
+            return named
+        txn.damage = txn.damage or damaged or bool(named)
+        # a namespace record without its root was damaged, since both go together; a root without its namespace likewise
+        root = named or (self._found(txn) if damaged or self._root else 0) or nodes.new_node_id(txn)
+        states = self.states_geometry.full_pages if self.layout.states else 0
+        stands_for = RootRecord(root, self.namespace, self.geometry.full_pages, states)
+        txn.put(txn.db.roots, stands_for.key, stands_for.encode())
+        record = NamespaceRecord(self.namespace, root, time.time_ns() // 1000, self.salt, self.layout.canonical)
+        txn.put(txn.db.namespaces, self.namespace, record.encode())
+        return root  # not remembered: an abort would take it back

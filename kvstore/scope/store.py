@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -16,7 +15,7 @@ from kvstore.errors import IndexDamaged, KVStoreError, SpacePinned, StoreFullErr
 from kvstore.eviction import LeastRecentlyUsed, Limits, Policy, Victims, evict_to, free_some, make_room
 from kvstore.radix import Removed, nodes, sweep
 from kvstore.records.constants import PAGE_HEADER, PAYLOAD_ALIGN
-from kvstore.records.meta import RootRecord
+from kvstore.records.meta import SWEEP_KEY, RootRecord
 from kvstore.records.node import node_key
 from kvstore.staging import BufferPool
 
@@ -31,7 +30,7 @@ _PASSING_READER = 0.5  # seconds
 _READER_WAITS = 3
 _TOUCHES_HELD = 4096
 _PAGES_EVICTED_AT_ONCE = 8192
-_SWEEP_PAUSE = 60.0
+_SWEEP_SHARE = 20  # of the time, at most, is spent on setting the index right
 
 
 @dataclass(slots=True)
@@ -98,8 +97,8 @@ class StoreScope:
         self._guard = threading.Lock()
         self._victims = Victims(self.policy)
         self._roots = _NO_ROOTS
-        self._pins: weakref.WeakSet[Overdue] = weakref.WeakSet()
-        self._swept_for = float("-inf")
+        self._pins: dict[int, Overdue] = {}
+        self._sweep_after = float("-inf")
 
     @property
     def pending(self) -> bool:
@@ -115,7 +114,11 @@ class StoreScope:
 
     def watch(self, pin: Overdue) -> None:
         """Report a lease's pin, once, if it lives too long. Looked at with each write, since writes are what it hinders."""
-        self._pins.add(pin)
+        self._pins[id(pin)] = pin
+
+    def unwatch(self, pin: Overdue) -> None:
+        """End that: the pin's last holder has gone."""
+        self._pins.pop(id(pin), None)
 
     def refuse(self, block_id: bytes, offset: int | None) -> None:
         """Refuse a block from now on: it failed its checks. Marked in the file by the next transaction.
@@ -229,22 +232,32 @@ class StoreScope:
         self.counters.evicted_tokens += removed.tokens
 
     def _transact(self, work: Callable[[Writer], _T], timeout: float) -> _T:
+        self.environment.retain()  # until the last thing is done that looks at the file
+        try:
+            return self._transact_retained(work, timeout)
+        finally:
+            self.environment.release()
+
+    def _transact_retained(self, work: Callable[[Writer], _T], timeout: float) -> _T:
         with self._guard:
             touches = dict(self._touches)
         self.environment.reader_check_due()
-        for pin in list(self._pins):
+        for pin in list(self._pins.values()):
             pin.report_if_overdue()
+        began = False
         try:
             with self.environment.write(timeout) as txn:
+                began = True
                 marks = self.mark_damaged(txn)
                 for node, last_use in touches.items():
                     if txn.get(node_key(node), txn.db.usage) is not None:
                         nodes.touch(txn, node, last_use)
                 result = work(txn)
-                damage = txn.damage
+                owed = txn.damage or txn.get(SWEEP_KEY, txn.db.meta) is not None
         except BaseException:
-            self._victims.forget()  # what was taken from the ranking is still there
-            self._roots = _NO_ROOTS  # a root seen in it may never have been, and its number may be another's
+            if began:
+                self._victims.forget()  # what was taken from the ranking is still there
+                self._roots = _NO_ROOTS  # a root seen in it may never have been, and its number may be another's
             raise
         with self._guard:
             for block_id, offset in marks.items():
@@ -253,24 +266,23 @@ class StoreScope:
             for node, last_use in touches.items():
                 if self._touches.get(node) == last_use:
                     del self._touches[node]
-        if damage:
+        if owed and time.monotonic() > self._sweep_after:
             self._sweep(timeout)
         return result
 
     def _sweep(self, timeout: float) -> None:
-        """Set the index right after a transaction that met damage in it; at most once a minute, and not worth failing for."""
-        if time.monotonic() - self._swept_for < _SWEEP_PAUSE:
-            return
-        self._swept_for = time.monotonic()
+        """Set the index right that was found damaged. Not worth failing for: what is owed stays noted in the store."""
+        began = time.monotonic()
         try:
             with self.environment.write(timeout) as txn:
                 swept = sweep(txn)
-        except (KVStoreError, OSError) as error:
-            _log.warning("the index was not set right after damage: %s", error)
+                txn.damage = False
+        except Exception as error:
+            _log.warning("the index was not set right after damage: %s: %s", type(error).__name__, error)
         else:
-            _log.warning(
-                "the index was set right after damage: %d records removed, %d counts corrected", swept.records, swept.counts
-            )
+            _log.warning("the index was set right after damage: %d records, %d counts", swept.records, swept.counts)
+        # damage that comes back again and again must not keep everybody from writing
+        self._sweep_after = time.monotonic() + _SWEEP_SHARE * (time.monotonic() - began)
 
     def evict_down(self, live_pages: int) -> Removed:
         """Evict until at most `live_pages` pages are live, or nothing is left. Several transactions."""

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvstore.errors import KVStoreError
+from kvstore.errors import ForkedStoreError, KVStoreError
 from kvstore.ids import common_tokens
 from kvstore.saving import Piece, publish_piece
 from kvstore.scope import NamespaceScope
@@ -85,6 +85,8 @@ class WriteBehind:
 
     def begin(self, session: Session) -> None:
         """Announce a cascade, so that others can see what is under way. The store's file stays open until it is through."""
+        if self._pid != os.getpid():
+            raise ForkedStoreError("this queue was made before the process was forked; make a tier and a queue of its own here")
         session.scope.store.environment.retain()
         with self._changed:
             self._sessions.append(session)
@@ -100,12 +102,11 @@ class WriteBehind:
                 self._changed.wait()
             if self._closed:
                 session.failed = session.failed or "the tier is closed"
+            if not session.failed:
+                self._ensure_thread(session)
             if session.failed:
                 job.release()
                 return False
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="kvstore-write-behind", daemon=True)
-                self._thread.start()
             self._jobs.append(job)
             self._queued += 1
             self._bytes += size
@@ -113,28 +114,37 @@ class WriteBehind:
             self._changed.notify_all()
         return True
 
+    def _ensure_thread(self, session: Session) -> None:
+        """Have a thread that publishes. The condition is held."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        thread = threading.Thread(target=self._run, name="kvstore-write-behind", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # too many threads, or the interpreter is going down
+            session.failed = f"no thread to write with: {error}"
+        else:
+            self._thread = thread
+
     def finish(self, session: Session) -> None:
         """Announce that a cascade has queued all its pieces."""
         with self._changed:
             session.finished = True
             self._settle(session)
 
-    def under_way(self, prompt: bytes) -> int:
-        """How many leading tokens of a prompt are on their way into the store."""
+    def under_way(self, scope: NamespaceScope, prompt: bytes) -> int:
+        """How many leading tokens of a prompt are on their way into its namespace."""
         with self._changed:
-            longest = 0
-            for session in self._sessions:
-                longest = max(longest, common_tokens(session.prompt, prompt))
-            return longest
+            return self._longest(scope, prompt)
 
-    def await_prefix(self, prompt: bytes, beyond: int, timeout: float) -> bool:
+    def _longest(self, scope: NamespaceScope, prompt: bytes) -> int:
+        mine = [s for s in self._sessions if s.scope.store is scope.store and s.scope.namespace == scope.namespace]
+        return max((common_tokens(session.prompt, prompt) for session in mine), default=0)
+
+    def await_prefix(self, scope: NamespaceScope, prompt: bytes, beyond: int, timeout: float) -> bool:
         """Wait until nothing is under way that shares more than `beyond` tokens with a prompt; False after `timeout` seconds."""
-
-        def through() -> bool:
-            return all(common_tokens(session.prompt, prompt) <= beyond for session in self._sessions)
-
         with self._changed:
-            return self._changed.wait_for(through, timeout)
+            return self._changed.wait_for(lambda: self._longest(scope, prompt) <= beyond, timeout)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything queued by now is published (or has failed); False when `timeout` seconds pass first."""
@@ -145,13 +155,15 @@ class WriteBehind:
             return self._changed.wait_for(lambda: self._done >= last, timeout)
 
     def close(self) -> None:
-        """Flush and end the thread. Idempotent."""
+        """Flush and end the thread. Idempotent; in a forked child there is nothing to end."""
+        if self._pid != os.getpid():
+            return
         self.flush()
         with self._changed:
             self._closed = True
             self._changed.notify_all()
             thread = self._thread
-        if thread is not None and thread is not threading.current_thread() and self._pid == os.getpid():
+        if thread is not None and thread is not threading.current_thread():
             thread.join()
         _live.discard(self)
 

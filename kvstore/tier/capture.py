@@ -41,8 +41,8 @@ class Capturer:
         scope, size = self._scope, self._scope.layout.block_tokens
         prompt, length = token_bytes(tokens), tokens.size
         base = stored_prefix(scope, prompt)
-        if self._behind.under_way(prompt) > base:
-            self._behind.await_prefix(prompt, base, scope.store.lock_timeout)
+        if self._behind.under_way(scope, prompt) > base:
+            self._behind.await_prefix(scope, prompt, base, scope.store.lock_timeout)
             base = stored_prefix(scope, prompt)
         if self._check and base:
             self._compare(prompt, base)

@@ -177,6 +177,9 @@ class SessionTier:
             _log.warning("a promote of %d tokens starts clean: %s: %s", prompt.size, type(error).__name__, error)
             self._counters.add(faults=1)
             reused = 0
+        except BaseException:  # an interrupt in the middle of `apply`, say
+            self._engine.reset()
+            raise
         if not reused:
             self._engine.reset()
         seconds = time.perf_counter() - started if reused else 0.0
@@ -219,10 +222,10 @@ class SessionTier:
 
     def _await_rows(self, prompt: bytes) -> None:
         """Let rows arrive that are still on their way into the store: waiting for them costs less than computing them."""
-        if self._behind.under_way(prompt):
-            scope = self._namespace.scope
+        scope = self._namespace.scope
+        if self._behind.under_way(scope, prompt):
             stored = stored_prefix(scope, prompt)
-            self._behind.await_prefix(prompt, stored, scope.store.lock_timeout)
+            self._behind.await_prefix(scope, prompt, stored, scope.store.lock_timeout)
 
     def cascade(self, tokens: Tokens) -> CascadeResult:
         """Save what is new of a session, without waiting for the disk.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
 from kvstore import Store
-from kvstore.errors import CapError, StoreBusyError, StoreDamagedError
+from kvstore.errors import CapError, StoreBusyError, StoreDamagedError, StoreFullError
 from tests.support import assert_restores, assert_sound, child_at, restored, save, wide_layout
 
 MIB = 1 << 20
@@ -141,3 +142,36 @@ def test_a_replaced_file_is_not_written_to(path: Path) -> None:
         with pytest.raises(StoreDamagedError, match="replaced"):
             save(namespace, [99, *SESSIONS[0][1:]])
         assert_restores(namespace, SESSIONS[-1], 400)
+
+
+def test_a_refused_lowering_evicts_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no room for the copy, lowering the cap is refused before anything is evicted for it."""
+    usage = shutil.disk_usage(path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
+    with pytest.raises(StoreFullError, match="free there"):
+        Store.resize(path, 12 * MIB)
+    monkeypatch.undo()
+    with Store.open(path) as store:
+        assert store.max_bytes == 32 * MIB
+        for tokens in SESSIONS:
+            assert_restores(store.namespace(wide_layout()), tokens, 400)
+
+
+def test_nobody_shares_a_store_that_is_being_resized(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that opens the store while another resizes it is refused by name, and what it would have saved is not lost."""
+    refused: list[Exception] = []
+    whole = shutil.disk_usage
+
+    def look(where: object) -> object:
+        try:
+            Store.open(path, lock_timeout=0.2).close()
+        except StoreBusyError as error:
+            refused.append(error)
+        return whole(str(where))
+
+    monkeypatch.setattr(shutil, "disk_usage", look)
+    assert Store.resize(path, 16 * MIB).max_bytes == 16 * MIB
+    assert refused
+    monkeypatch.undo()
+    with Store.open(path) as store:
+        assert_restores(store.namespace(wide_layout()), SESSIONS[-1], 400)

@@ -56,7 +56,7 @@ def test_a_full_queue_blocks_the_cascade_until_there_is_room(path: Path) -> None
             cascade.start()
             cascade.join(0.5)
             assert cascade.is_alive()  # 1.2 MB do not fit into 256 KiB
-            assert behind.under_way(b"\0\0\0\0") == 1
+            assert behind.under_way(tier.namespace.scope, b"\0\0\0\0") == 1
             assert not behind.flush(0.01)
             busy.let_go()
             cascade.join(30)
@@ -211,9 +211,9 @@ def test_a_session_is_under_way_until_it_is_stored(path: Path) -> None:
         with SessionTier(store, uninterrupted(HEAVY, TOKENS[:100]), write_behind=behind) as tier:
             with Busy(store) as busy:
                 tier.cascade(TOKENS[:100])
-                assert behind.under_way(prompt) == 50
+                assert behind.under_way(tier.namespace.scope, prompt) == 50
                 busy.let_go()
-            wait_until(lambda: behind.under_way(prompt) == 0)
+            wait_until(lambda: behind.under_way(tier.namespace.scope, prompt) == 0)
             assert tier.stats.saved == 1
         behind.close()
 
@@ -236,7 +236,7 @@ def test_a_promote_does_not_wait_for_other_sessions(path: Path) -> None:
                 thread.start()
                 thread.join(20)
                 assert promoted == [len(mine)]
-                assert behind.under_way(b"\0\0\0\0") == 1  # the other one still is
+                assert behind.under_way(tier.namespace.scope, b"\0\0\0\0") == 1  # the other one still is
         behind.close()
 
 
@@ -259,7 +259,8 @@ def test_what_comes_after_close_is_a_miss_and_nothing_hangs(path: Path) -> None:
             with Busy(store):
                 cascade = threading.Thread(target=tier.cascade, args=(TOKENS,), daemon=True)
                 cascade.start()
-                wait_until(lambda behind=behind: behind.under_way(b"\0\0\0\0") == 1)
+                scope = tier.namespace.scope
+                wait_until(lambda behind=behind, scope=scope: behind.under_way(scope, b"\0\0\0\0") == 1)
                 closing = threading.Thread(target=behind.close, daemon=True)
                 closing.start()
             cascade.join(30)
@@ -282,3 +283,39 @@ def test_a_store_closed_before_its_tier_loses_nothing(path: Path) -> None:
     assert tier.stats.save_misses + tier.stats.saved == 1
     with Store.open(path) as again, again.namespace(HEAVY).lease(TOKENS[:100]) as lease:
         assert lease.length == 100
+
+
+def test_no_thread_to_write_with_is_a_miss(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system gives no thread a cascade is a counted miss, nothing hangs, and a later one is saved."""
+    with Store.open(path, max_bytes=CAP) as store:
+        tier = SessionTier(store, uninterrupted(HEAVY, TOKENS[:50]))
+        with monkeypatch.context() as patched:
+
+            def refuse(thread: threading.Thread) -> None:
+                raise RuntimeError("can't start new thread")
+
+            patched.setattr(threading.Thread, "start", refuse)
+            assert "no thread" in tier.cascade(TOKENS[:50]).missed
+            assert tier.flush(5)
+        assert tier.stats.save_misses == 1
+        tier.cascade(TOKENS[:50])
+        tier.close()
+        assert tier.stats.saved == 1
+
+
+def test_a_promote_does_not_wait_for_another_salt(path: Path) -> None:
+    """Rows on their way into another namespace can't match, and are not waited for."""
+    with Store.open(path, max_bytes=CAP, lock_timeout=30.0) as store:
+        behind = WriteBehind()
+        with (
+            SessionTier(store, uninterrupted(HEAVY, TOKENS[:40]), salt=b"a", write_behind=behind) as busy_tier,
+            SessionTier(store, HashEngine(HEAVY), salt=b"b", write_behind=behind) as tier,
+            Busy(store),
+        ):
+            busy_tier.cascade(TOKENS[:40])
+            promoted: list[int] = []
+            thread = threading.Thread(target=lambda: promoted.append(tier.promote(TOKENS[:40])), daemon=True)
+            thread.start()
+            thread.join(20)
+            assert promoted == [0]
+        behind.close()
