@@ -107,7 +107,7 @@ def walk(txn: Reader | Writer, root: int, prompt: bytes, *, tolerant: bool = Fal
 def cut_damage(txn: Writer, path: Path, prompt: bytes) -> None:
     """Unlink the record at which a tolerant walk ended, so that the prompt can be saved anew from there.
 
-    What lay below it is never reached again, ages, and is evicted like any other leaf.
+    What lay below it is never reached again; the sweep that this makes owed removes it.
     """
     parent = path.nodes[-1].node if path.nodes else path.root
     at = path.matched
