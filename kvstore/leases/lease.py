@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 
-from kvstore import blocks as table
 from kvstore.arrays import Array, StreamArray, check_named, check_rows, rows_of, writeable
 from kvstore.errors import ArrayError, BlockDamaged, IndexDamaged, LeaseClosedError, ViewsAliveError
 from kvstore.ids import TokenArray, token_bytes
-from kvstore.kernel import Rows, crc32c, scatter
+from kvstore.kernel import Rows
 from kvstore.layout import Stream
+from kvstore.leases.fill import Filler
+from kvstore.leases.located import Located, locate_rows, locate_states
 from kvstore.leases.match import Found, find_prefix
 from kvstore.leases.pin import Pin
-from kvstore.records.block import BlockHeader, Ref
 from kvstore.records.states import unpack_states
 from kvstore.scope import NamespaceScope
 
 __all__ = ["Lease", "LeasedBlock", "open_lease"]
 
 _MARGIN = 64  # alignment of packed states in memory
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A block as the lease keeps it: without a reference to the lease, so that no cycle delays the end of its transaction."""
-
-    block_id: bytes
-    start: int
-    tokens: int
-    header: BlockHeader
-    offset: int
 
 
 class LeasedBlock:
@@ -60,15 +48,15 @@ class LeasedBlock:
 
     __slots__ = ("_lease", "block_id", "file_offset", "held_tokens", "payload_bytes", "start", "sums", "tokens")
 
-    def __init__(self, lease: Lease, held: _Held) -> None:
+    def __init__(self, lease: Lease, located: Located, index: int) -> None:
         self._lease = lease
-        self.block_id = held.block_id
-        self.start = held.start
-        self.tokens = held.tokens
-        self.held_tokens: int = held.header.tokens
-        self.payload_bytes: int = held.header.payload_bytes
-        self.sums: npt.NDArray[np.uint32] = held.header.sums
-        self.file_offset = held.offset
+        self.block_id = located.ids[index]
+        self.start = int(located.start[index])
+        self.tokens = int(located.used[index])
+        self.held_tokens = int(located.held[index])
+        self.payload_bytes = int(located.payload_bytes[index])
+        self.sums: npt.NDArray[np.uint32] = located.sums[index]
+        self.file_offset = int(located.offset[index])
 
     @property
     def payload(self) -> npt.NDArray[np.uint8]:
@@ -110,40 +98,12 @@ class Lease:
         self._validated = False
         self.length = found.length
         self.tokens = tokens[: found.length]
-        self._blocks = self._row_blocks(pin, found)
-        self._state_blocks = self._checkpoint_blocks(pin)
+        self._located = locate_rows(scope, pin, found)
+        self._states = locate_states(scope, pin, found)
+        self._filler = Filler(scope, pin, self._located)
         if found.length:
             scope.store.touch(found.path.node_at(found.length).node)
         self._pin = pin  # last, so that the lease owns the pin only once it is whole
-
-    def _row_blocks(self, pin: Pin, found: Found) -> list[_Held]:
-        layout = self._scope.layout
-        blocks = []
-        for index, block_id in enumerate(found.blocks(layout.block_tokens)):
-            start = index * layout.block_tokens
-            ref = _located(pin, block_id, start)
-            header = _header(self._scope, block_id, ref, len(layout.streams), start)
-            tokens = min(layout.block_tokens, found.length - start)
-            if header.tokens < tokens or header.payload_bytes != layout.payload_bytes(header.tokens):
-                raise BlockDamaged(
-                    f"block {block_id.hex()} holds {header.tokens} positions, the index says at least {tokens}",
-                    block_id=block_id,
-                    position=start,
-                    offset=ref.offset,
-                )
-            blocks.append(_Held(block_id, start, tokens, header, ref.offset))
-        return blocks
-
-    def _checkpoint_blocks(self, pin: Pin) -> list[_Held]:
-        if self._checkpoint is None:
-            return []
-        position = self._checkpoint.position
-        blocks = []
-        for block_id in self._checkpoint.ids:
-            ref = _located(pin, block_id, position)
-            header = _header(self._scope, block_id, ref, 1, position)
-            blocks.append(_Held(block_id, position, 0, header, ref.offset))
-        return blocks
 
     def __bool__(self) -> bool:
         return self.length > 0
@@ -186,7 +146,7 @@ class Lease:
     def blocks(self) -> Sequence[LeasedBlock]:
         """The blocks that hold the rows, in order of position."""
         self._open()
-        return tuple(LeasedBlock(self, held) for held in self._blocks)
+        return tuple(LeasedBlock(self, self._located, index) for index in range(len(self._located)))
 
     def views(self, name: str) -> list[Array]:
         """One read-only array for each block: the rows of a stream, in order of position. See `LeasedBlock.stream`."""
@@ -212,9 +172,8 @@ class Lease:
         LeaseClosedError
             After the lease has ended.
         """
-        pin = self._open()
-        rows = self._destinations(arrays)
-        self._run(pin, rows, [b.start for b in self._blocks], [b.tokens for b in self._blocks], threads)
+        self._open()
+        self._filler.rows(self._destinations(arrays), threads=threads)
         named = [stream for name, (_, stream) in self._streams.items() if name in arrays]
         self._scope.store.counters.restored_bytes += sum(s.rows(self.length) * s.row_bytes for s in named)
 
@@ -233,48 +192,6 @@ class Lease:
             rows.append(rows_of(stream, array))
         return rows
 
-    def _run(self, pin: Pin, rows: list[Rows], first: list[int], used: list[int], threads: int | None) -> None:
-        """Run the kernel over all blocks."""
-        if not self._blocks or not rows:
-            return
-        pin.hold()  # the bytes stay in place until the copy is done, whatever ends the lease meanwhile
-        try:
-            self._run_pinned(rows, first, used, threads)
-        finally:
-            pin.drop()
-
-    def _run_pinned(self, rows: list[Rows], first: list[int], used: list[int], threads: int | None) -> None:
-        blocks = self._blocks
-        addresses = [self._address(block) for block in blocks]
-        try:
-            failed = scatter(
-                rows,
-                np.array(addresses, np.uint64),
-                np.array(first, np.int64),
-                np.array([b.header.tokens for b in blocks], np.int64),
-                np.array(used, np.int64),
-                np.array([b.header.sums for b in blocks], np.uint32),
-                threads=threads,
-            )
-        except (ValueError, TypeError) as error:
-            raise ArrayError(f"the destinations cannot be written: {error}") from error
-        wrong = np.flatnonzero(failed >= 0)
-        if wrong.size:
-            for index in wrong[1:]:
-                self._scope.store.refuse(blocks[int(index)].block_id, blocks[int(index)].offset)
-            worst = int(wrong[0])
-            name = list(self._streams)[int(failed[worst])]
-            raise self._damaged(blocks[worst], f"the checksum of stream {name!r} is wrong")
-
-    def _damaged(self, block: _Held, why: str) -> BlockDamaged:
-        self._scope.store.refuse(block.block_id, block.offset)
-        return BlockDamaged(
-            f"block {block.block_id.hex()} at position {block.start}: {why}; it is refused from now on",
-            block_id=block.block_id,
-            position=block.start,
-            offset=block.offset,
-        )
-
     def states(self) -> dict[str, Array]:
         """Copies of all states at position `length`, every byte checked; empty for a layout without states.
 
@@ -283,34 +200,24 @@ class Lease:
         BlockDamaged
             When a byte isn't what was saved. The block is refused from now on.
         """
-        pin = self._open()
+        self._open()
         if self._checkpoint is None:
             return {}
         raw = np.empty(self._checkpoint.packed_bytes + _MARGIN, np.uint8)
         skip = -raw.__array_interface__["data"][0] % _MARGIN
         packed = raw[skip : skip + self._checkpoint.packed_bytes]
         at = 0
-        for block in self._state_blocks:
-            if at + block.header.payload_bytes > packed.nbytes:
-                raise self._damaged(block, "the blocks of the checkpoint are longer than it")
-            into = packed[at : at + block.header.payload_bytes]
-            self._address(block)
-            into[:] = pin.view(block.offset, block.header.payload_bytes)
-            if crc32c(into) != int(block.header.sums[0]):
-                raise self._damaged(block, "the checksum of the states is wrong")
-            at += block.header.payload_bytes
+        for index, length in enumerate(self._states.payload_bytes.tolist()):
+            if at + length > packed.nbytes:
+                raise self._filler.damaged(self._states, index, "the blocks of the checkpoint are longer than it")
+            self._filler.whole(self._states, index, packed[at : at + length])
+            at += length
         try:
             if at != packed.nbytes:
                 raise IndexDamaged(f"the blocks of the checkpoint hold {at} bytes, it has {packed.nbytes}")
             return unpack_states(self._scope.layout, packed)
         except IndexDamaged as error:
-            raise self._damaged(self._state_blocks[0], str(error)) from error
-
-    def _address(self, block: _Held) -> int:
-        try:
-            return self._scope.store.environment.payload_address(block.offset, block.header.payload_bytes)
-        except OSError as error:
-            raise self._damaged(block, f"its bytes cannot be read: {error}") from error
+            raise self._filler.damaged(self._states, 0, str(error)) from error
 
     def validate(self) -> None:
         """Check every byte of all blocks, states included, without copying. Done once a lease; later calls return at once.
@@ -320,16 +227,14 @@ class Lease:
         BlockDamaged
             When a byte isn't what was saved. The block is refused from now on.
         """
-        pin = self._open()
+        self._open()
         if self._validated:
             return
         # room for one row, of which none is used: the kernel checks each segment whole whatever it copies of it
         rows = [rows_of(s, np.empty(s.array_shape(s.tokens_per_row), s.view_dtype)) for _, s in self._streams.values()]
-        self._run(pin, rows, [0] * len(self._blocks), [0] * len(self._blocks), None)
-        for block in self._state_blocks:
-            self._address(block)
-            if crc32c(pin.view(block.offset, block.header.payload_bytes)) != int(block.header.sums[0]):
-                raise self._damaged(block, "the checksum of the states is wrong")
+        self._filler.rows(rows, used=False)
+        for index in range(len(self._states)):
+            self._filler.whole(self._states, index, None)
         self._validated = True
 
     def _view(self, offset: int, length: int) -> npt.NDArray[np.uint8]:
@@ -343,24 +248,6 @@ class Lease:
 
     def _segments(self, tokens: int) -> tuple[int, ...]:
         return self._scope.layout.segments(tokens)
-
-
-def _located(pin: Pin, block_id: bytes, position: int) -> Ref:
-    try:
-        ref = table.find(pin.reader, block_id)
-        if ref is None:
-            raise table.missing(block_id)
-    except IndexDamaged as error:
-        raise BlockDamaged(str(error), block_id=block_id, position=position) from error
-    return ref
-
-
-def _header(scope: NamespaceScope, block_id: bytes, ref: Ref, sums: int, position: int) -> BlockHeader:
-    try:
-        return table.read_header(scope.store.environment, block_id, ref, sums, scope.namespace)
-    except BlockDamaged as error:
-        error.position = position
-        raise
 
 
 def open_lease(scope: NamespaceScope, tokens: TokenArray, limit: int) -> Lease:
