@@ -8,11 +8,14 @@ as addresses, and whoever passes them vouches for the memory behind them.
 from kvstore.kernel.checksum import crc32c, crc32c_paths, crc32c_with, force_crc32c
 from kvstore.kernel.copying import SEGMENT_ALIGN, default_threads, gather, payload_bytes, scatter
 from kvstore.kernel.filemap import FileMap
+from kvstore.kernel.restoring import FileSource, Restored, progress_wait, read_error, restore
 from kvstore.kernel.rows import Rows
 
 __all__ = [
     "SEGMENT_ALIGN",
     "FileMap",
+    "FileSource",
+    "Restored",
     "Rows",
     "crc32c",
     "crc32c_paths",
@@ -21,5 +24,8 @@ __all__ = [
     "force_crc32c",
     "gather",
     "payload_bytes",
+    "progress_wait",
+    "read_error",
+    "restore",
     "scatter",
 ]

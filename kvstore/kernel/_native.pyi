@@ -15,6 +15,7 @@ class _Lib:
     KVS_SEGMENT_ALIGN: int
     KVS_MAX_DIMS: int
     KVS_MAX_THREADS: int
+    KVS_END_OF_FILE: int
     def kvs_crc32c(self, seed: int, data: bytes | CData, length: int) -> int: ...
     def kvs_crc32c_with(self, path: bytes, seed: int, data: bytes | CData, length: int, result: CData) -> int: ...
     def kvs_crc32c_path(self, i: int) -> CData: ...
@@ -46,6 +47,27 @@ class _Lib:
         sums: CData,
         threads: int,
     ) -> None: ...
+    def kvs_restore(
+        self,
+        source: CData,
+        rows: CData,
+        streams: int,
+        blocks: int,
+        payloads: CData,
+        first: CData,
+        tokens: CData,
+        used: CData,
+        offsets: CData,
+        offset_row: CData,
+        expected: CData,
+        direct: CData,
+        sums: CData,
+        errors: CData,
+        read: CData,
+        progress: CData,
+        threads: int,
+    ) -> int: ...
+    def kvs_progress_wait(self, progress: CData, milliseconds: int) -> int: ...
     def kvs_map_open(self, fd: int, length: int, address: CData) -> int: ...
     def kvs_map_populate(self, address: int, length: int) -> int: ...
     def kvs_map_discard(self, address: int, length: int) -> int: ...

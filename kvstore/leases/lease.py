@@ -100,7 +100,7 @@ class Lease:
         self.tokens = tokens[: found.length]
         self._located = locate_rows(scope, pin, found)
         self._states = locate_states(scope, pin, found)
-        self._filler = Filler(scope, pin, self._located)
+        self._filler = Filler(scope, pin, self._located, self._states)
         if found.length:
             scope.store.touch(found.path.node_at(found.length).node)
         self._pin = pin  # last, so that the lease owns the pin only once it is whole
@@ -206,15 +206,8 @@ class Lease:
         raw = np.empty(self._checkpoint.packed_bytes + _MARGIN, np.uint8)
         skip = -raw.__array_interface__["data"][0] % _MARGIN
         packed = raw[skip : skip + self._checkpoint.packed_bytes]
-        at = 0
-        for index, length in enumerate(self._states.payload_bytes.tolist()):
-            if at + length > packed.nbytes:
-                raise self._filler.damaged(self._states, index, "the blocks of the checkpoint are longer than it")
-            self._filler.whole(self._states, index, packed[at : at + length])
-            at += length
+        self._filler.states(packed)
         try:
-            if at != packed.nbytes:
-                raise IndexDamaged(f"the blocks of the checkpoint hold {at} bytes, it has {packed.nbytes}")
             return unpack_states(self._scope.layout, packed)
         except IndexDamaged as error:
             raise self._filler.damaged(self._states, 0, str(error)) from error
@@ -233,8 +226,7 @@ class Lease:
         # room for one row, of which none is used: the kernel checks each segment whole whatever it copies of it
         rows = [rows_of(s, np.empty(s.array_shape(s.tokens_per_row), s.view_dtype)) for _, s in self._streams.values()]
         self._filler.rows(rows, used=False)
-        for index in range(len(self._states)):
-            self._filler.whole(self._states, index, None)
+        self._filler.states(None)
         self._validated = True
 
     def _view(self, offset: int, length: int) -> npt.NDArray[np.uint8]:
