@@ -25,7 +25,8 @@
 
 enum {
     PIECE = 1 << 20,     /* bytes of one read */
-    READERS = 8,         /* reads under way at once; see docs/architecture.md for what was measured */
+    LEAST_READERS = 4,   /* reads under way at once: twice the threads, within these limits */
+    MOST_READERS = 16,
     PART = 256 << 10,    /* a part of a segment in the page cache isn't smaller than this */
     MAX_PARTS = 64,      /* of one segment in the page cache */
     ALONE = 128 << 10,   /* a call of fewer cached bytes is done before a thread wakes up */
@@ -409,7 +410,9 @@ static bool make_plan(call *k, const uint8_t *direct, int threads) {
 static void run_plan(call *k, uint64_t total, int threads) {
     kvs_guard_mask mask;
     if (k->cold.count) {
-        if (threads < READERS) threads = READERS;
+        const int readers = 2 * threads > LEAST_READERS ? 2 * threads : LEAST_READERS;
+        const int most = threads > MOST_READERS ? threads : MOST_READERS;
+        threads = readers < most ? readers : most;
     } else if (total < ALONE) {
         threads = 1;
     }
