@@ -167,15 +167,27 @@ static bool plan_block(call *k, uint32_t b, bool direct) {
     return true;
 }
 
-static int by_stream(const void *a, const void *b) {
-    const piece *x = a, *y = b;
-    if (x->stream != y->stream) return x->stream < y->stream ? -1 : 1;
-    if (x->block != y->block) return x->block < y->block ? -1 : 1;
-    return x->part < y->part ? -1 : x->part > y->part;
+/* Stream by stream, keeping the order of the blocks: so the first stream is complete first. */
+static bool sort(plan *p, size_t streams) {
+    if (!p->count) return true;
+    size_t *place = calloc(streams + 1, sizeof *place);
+    piece *sorted = malloc(p->count * sizeof *sorted);
+    if (place && sorted) {
+        for (size_t i = 0; i < p->count; i++) place[p->pieces[i].stream + 1]++;
+        for (size_t s = 0; s < streams; s++) place[s + 1] += place[s];
+        for (size_t i = 0; i < p->count; i++) sorted[place[p->pieces[i].stream]++] = p->pieces[i];
+        free(p->pieces);
+        p->pieces = sorted, p->room = p->count;
+        sorted = NULL;
+    }
+    const bool done = !sorted && place;
+    free(place);
+    free(sorted);
+    return done;
 }
 
-/* Stream by stream, so that the first is complete first; and in parts, where there are too few to occupy the threads. */
-static bool order_cached(call *k, int threads) {
+/* Where there are too few segments to occupy the threads, cuts them into parts. */
+static bool part_cached(call *k, int threads) {
     plan cut = {0};
     if (threads > 1 && k->cached.count < 4 * (size_t)threads) {
         for (size_t i = 0; i < k->cached.count; i++) {
@@ -190,7 +202,6 @@ static bool order_cached(call *k, int threads) {
         free(k->cached.pieces);
         k->cached = cut;
     }
-    qsort(k->cached.pieces, k->cached.count, sizeof(piece), by_stream);
     return true;
 }
 
@@ -392,9 +403,7 @@ static void run_piece(void *context, size_t i) {
 static bool make_plan(call *k, const uint8_t *direct, int threads) {
     for (uint32_t b = 0; b < k->blocks; b++)
         if (!plan_block(k, b, direct[b])) return false;
-    if (!order_cached(k, threads)) return false;
-    /* Stream by stream here as well: it costs nothing, and the first layers are there first. */
-    qsort(k->cold.pieces, k->cold.count, sizeof(piece), by_stream);
+    if (!part_cached(k, threads) || !sort(&k->cached, k->streams) || !sort(&k->cold, k->streams)) return false;
     k->remaining = calloc(k->streams, sizeof *k->remaining);
     if (!k->remaining) return false;
     for (int list = 0; list < 2; list++) {

@@ -9,36 +9,14 @@
 #include "crc32c.h"
 #include "kvs_kernel.h"
 #include "pool.h"
+#include "test_kernel.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define CHECK(condition)                                                            \
-    do {                                                                            \
-        if (!(condition)) {                                                         \
-            fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
-            exit(1);                                                                \
-        }                                                                           \
-    } while (0)
-
-static uint64_t noise(uint64_t *state) {
-    *state = *state * 6364136223846793005u + 1442695040888963407u;
-    return *state >> 33;
-}
-
-/* A buffer of its own for each use, so that one byte too far is seen. */
-static unsigned char *noisy(size_t length, uint64_t seed) {
-    unsigned char *p = malloc(length ? length : 1);
-    CHECK(p);
-    for (size_t i = 0; i < length; i++) p[i] = (unsigned char)noise(&seed);
-    return p;
-}
 
 /* Bit by bit, as the definition has it. */
 static uint32_t slow_crc(uint32_t sum, const unsigned char *p, size_t length) {
@@ -112,10 +90,10 @@ static void copy_blocks(size_t blocks, int64_t tokens, int64_t run, int64_t head
         to[s].base = (uint64_t)(uintptr_t)target[s] + lead;
     }
     const size_t segment = (size_t)(tokens * heads * run), aligned = (segment + 63) / 64 * 64;
-    uint64_t *payloads = malloc(sizeof *payloads * blocks), offsets[STREAMS];
-    int64_t *first = malloc(sizeof *first * blocks), *count = malloc(sizeof *count * blocks);
+    uint64_t *payloads = calloc(blocks, sizeof *payloads), offsets[STREAMS];
+    int64_t *first = calloc(blocks, sizeof *first), *count = calloc(blocks, sizeof *count);
     uint32_t *row = calloc(blocks, sizeof *row);
-    uint32_t *sums = malloc(sizeof *sums * STREAMS * blocks), *again = malloc(sizeof *again * STREAMS * blocks);
+    uint32_t *sums = calloc(STREAMS * blocks, sizeof *sums), *again = calloc(STREAMS * blocks, sizeof *again);
     CHECK(payloads && first && count && row && sums && again);
     for (int s = 0; s < STREAMS; s++) offsets[s] = (uint64_t)s * aligned;
     for (size_t b = 0; b < blocks; b++) {
@@ -224,6 +202,8 @@ int main(void) {
     test_fork();
 #endif
     test_map();
+    test_guard();
+    test_restore();
     puts("ok");
     return 0;
 }
