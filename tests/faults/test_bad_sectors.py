@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kvstore import Layout, SessionTier, Store
+from kvstore.records.constants import DEFAULT_PAGE_BYTES
 from kvstore.testing import HashEngine, destination, session_rows
 from tests.support import child, data_file, run_child, wide_layout
 
@@ -77,18 +78,39 @@ print(restored(namespace, TOKENS), restored(namespace, [7, *TOKENS[:300]]))
 
 
 @pytest.mark.parametrize("direct", ["", "open", "read"])
-@pytest.mark.parametrize("block", [0, 5, 15])
+@pytest.mark.parametrize(("block", "inside"), [(0, 700_000), (5, 700_000), (15, (1 << 20) - 1), (5, 0), (5, 12288)])
 def test_a_bad_sector_under_one_block(
-    tmp_path: Path, offsets: list[int], bad_reads: Path, monkeypatch: pytest.MonkeyPatch, direct: str, block: int
+    tmp_path: Path, offsets: list[int], bad_reads: Path, monkeypatch: pytest.MonkeyPatch, direct: str, block: int, inside: int
 ) -> None:
     """A sector that can't be read is a named error for its block, past and through the page cache; what lies before it and other
     sessions come back whole, in the same process.
     """
     drop(tmp_path / "store")
+    bad = (offsets[block] + inside) // 512 * 512
     told = {"NO_DIRECT": direct} if direct else {}
-    faulty(monkeypatch, bad_reads, BAD_FROM=str(offsets[block] + 700_000), BAD_TO=str(offsets[block] + 700_512), **told)
+    faulty(monkeypatch, bad_reads, BAD_FROM=str(bad), BAD_TO=str(bad + 512), **told)
     out = run_child("from kvstore.errors import BlockDamaged" + RESTORE, tmp_path / "store").splitlines()
     assert out == [f"{block * 64} its bytes cannot be read: Input/output error", f"{block * 64} 301"]
+
+
+def test_a_bad_sector_under_the_index(tmp_path: Path, offsets: list[int], bad_reads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of the tree that can't be read is noticed when the store is opened, and refused by name: LMDB would die of it."""
+    drop(tmp_path / "store")
+    page = DEFAULT_PAGE_BYTES
+    raw = data_file(tmp_path / "store").read_bytes()
+    code = """
+    from kvstore.errors import StoreDamagedError
+    try:
+        Store.open(path)
+    except StoreDamagedError as error:
+        print("cannot be verified: [Errno 5]" in str(error))
+    """
+    refused = set()
+    for at in range(2 * page, min(offsets), page):
+        if int.from_bytes(raw[at + 10 : at + 12], "little") == 2:
+            faulty(monkeypatch, bad_reads, BAD_FROM=str(at), BAD_TO=str(at + 512))
+            refused.add(run_child(code, tmp_path / "store"))
+    assert "True" in refused  # pages that are free by now aren't looked at
 
 
 @pytest.mark.parametrize("direct", ["open", "read"])
