@@ -9,11 +9,13 @@ from kvstore.kernel.checksum import crc32c, crc32c_paths, crc32c_with, force_crc
 from kvstore.kernel.copying import SEGMENT_ALIGN, default_threads, gather, payload_bytes, scatter
 from kvstore.kernel.filemap import FileMap
 from kvstore.kernel.rows import Rows
+from kvstore.kernel.window import Window
 
 __all__ = [
     "SEGMENT_ALIGN",
     "FileMap",
     "Rows",
+    "Window",
     "crc32c",
     "crc32c_paths",
     "crc32c_with",
