@@ -39,8 +39,9 @@ class Mapped:
 
     It outlives the lease and the store's handle. Until it is detached, or it and all arrays made from it have gone, it holds the
     lease's transaction, which keeps every page from reuse that is freed meanwhile: detach what is to live long. Until then, too,
-    a page that the disk can't deliver, or a data file that somebody truncates, is SIGBUS for who touches it: where that must not
-    be, copy with `Lease.copy_into`. A forked child may read it until this process detaches it or lets it go.
+    a page that the disk can't deliver is SIGBUS for who touches it, and if somebody truncates the data file every page behind its
+    end is, those that were written to as well: where that must not be, copy with `Lease.copy_into`. A forked child may read it
+    until this process detaches it or lets it go.
 
     Its methods may be called from any thread, one at a time; its arrays are anybody's. Use it in a `with` block, or just drop
     it: the memory goes with the last array.
