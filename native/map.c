@@ -135,18 +135,30 @@ typedef struct copying {
 
 #define COPY_PART ((size_t)8 << 20)
 
+typedef struct range {
+    char *to;
+    const char *from;
+    size_t length;
+} range;
+
+static void copy_range(void *context) {
+    const range *r = context;
+    memcpy(r->to, r->from, r->length);
+}
+
 /* The one place that reads a window's pages, which were populated the moment before; false where they have gone. */
-static bool copy_range(char *to, const char *from, size_t length) {
-    memcpy(to, from, length);
+static bool copy_there(range *r) {
+    copy_range(r);
     return true;
 }
 
 static void copy_part(void *context, size_t i) {
     copying *c = context;
     if (atomic_load_explicit(&c->error, memory_order_relaxed)) return;
-    const size_t start = i * COPY_PART, left = c->length - start, length = left < COPY_PART ? left : COPY_PART;
-    int error = kvs_map_populate((uint64_t)(uintptr_t)(c->from + start), length);
-    if (!error && !copy_range(c->to + start, c->from + start, length)) error = EFAULT;
+    const size_t start = i * COPY_PART, left = c->length - start;
+    range r = {c->to + start, c->from + start, left < COPY_PART ? left : COPY_PART};
+    int error = kvs_map_populate((uint64_t)(uintptr_t)r.from, r.length);
+    if (!error && !copy_there(&r)) error = EFAULT;
     if (error) atomic_store_explicit(&c->error, error, memory_order_relaxed);
 }
 

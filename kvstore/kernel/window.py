@@ -104,16 +104,21 @@ class Window:
         Parameters
         ----------
         threads : int, optional
-            Threads to copy with; by default one for each processor, at most 8.
+            Threads to copy with, 1 to 64; by default one for each processor, at most 8.
 
         Raises
         ------
+        ValueError
+            Another number of threads.
         OSError
             EFAULT or EHWPOISON where a page can't be read, ENOMEM without memory for the copy. The window is as it was.
         """
+        threads = default_threads() if threads is None else threads
+        if not 1 <= threads <= lib.KVS_MAX_THREADS:
+            raise ValueError(f"threads must be from 1 to {lib.KVS_MAX_THREADS}, not {threads}")
         if not self.length:
             return
-        if error := lib.kvs_window_detach(self.address, self.length, default_threads() if threads is None else threads):
+        if error := lib.kvs_window_detach(self.address, self.length, threads):
             raise OSError(error, f"cannot replace {self.length} mapped bytes by a copy: {os.strerror(error)}")
 
     def close(self) -> None:

@@ -209,10 +209,12 @@ class Mapped:
         Parameters
         ----------
         threads : int, optional
-            Threads to copy with; by default one for each processor, at most 8. The GIL is released.
+            Threads to copy with, 1 to 64; by default one for each processor, at most 8. The GIL is released.
 
         Raises
         ------
+        ValueError
+            Another number of threads.
         BlockDamaged
             When a block's bytes can't be read. It is refused from now on; the buffer is as it was, and not detached.
         MappingError

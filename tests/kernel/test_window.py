@@ -141,6 +141,9 @@ def test_what_does_not_fit_is_refused(fd: int) -> None:
     for offset, length in ((-1, 1), (0, -1), (0, PIECE + 1), (PIECE, 1)):
         with pytest.raises(ValueError, match="isn't within"):
             window.populate(offset, length)
+    for threads in (0, -1, 65):
+        with pytest.raises(ValueError, match="threads"):
+            window.detach(threads=threads)
     with pytest.raises(OSError, match="cannot map 1 pieces") as caught:
         Window(-1, offsets(0), piece=PIECE, length=PIECE)
     assert caught.value.errno == errno.EBADF
