@@ -14,7 +14,7 @@ from kvstore.arrays import Paged
 from kvstore.errors import KVStoreError
 from kvstore.ids import as_tokens, image_tokens
 from kvstore.layout import DTYPES, Layout, State, StateHash, Stream, state_hash
-from kvstore.leases import Lease, LeasedBlock, Match
+from kvstore.leases import Lease, LeasedBlock, Mapped, Match
 from kvstore.saving import SaveResult
 from kvstore.store import EvictResult, Namespace, NamespaceInfo, Store, StoreStats, VerifyResult
 from kvstore.tier import Captured, CascadeResult, Engine, Restored, SessionTier, TierStats, WriteBehind
@@ -29,6 +29,7 @@ __all__ = [
     "Layout",
     "Lease",
     "LeasedBlock",
+    "Mapped",
     "Match",
     "Namespace",
     "NamespaceInfo",

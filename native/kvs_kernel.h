@@ -171,4 +171,27 @@ int kvs_map_discard(uint64_t address, size_t length);
 /* Ends a map made by kvs_map_open. Nobody may use it any more. 0 or an errno. */
 int kvs_map_close(uint64_t address, size_t length);
 
+/*
+ * Makes a window: `length` bytes of address space that begin with `count`
+ * pieces of a file, `piece` bytes each, side by side, and go on with zeros.
+ * Readable and writeable; what is written is private to the process. Offsets,
+ * `piece` and `length` are multiples of the system's page size, and length is
+ * at least 1 and count * piece. No byte is read: a piece behind the end of
+ * the file is a signal for who touches it. The window outlives the
+ * descriptor. Returns 0 and sets *address, or an errno with nothing left
+ * mapped: ENOMEM at a limit of address space or of the number of maps.
+ */
+int kvs_window_open(int fd, const uint64_t *offsets, size_t count, size_t piece, size_t length, uint64_t *address);
+
+/*
+ * Replaces a window, in place, by private memory with the same bytes: nothing
+ * of the file is in it any more. Other threads may read it meanwhile, none may
+ * write to it. Returns 0, or an errno with the window as it was: EFAULT or
+ * EHWPOISON where it can't be read, ENOMEM.
+ */
+int kvs_window_detach(uint64_t address, size_t length, int threads);
+
+/* Ends a window. Nobody may use it any more. 0 or an errno. */
+int kvs_window_close(uint64_t address, size_t length);
+
 #endif

@@ -194,6 +194,71 @@ static void test_map(void) {
     fclose(file);
 }
 
+static atomic_int done;
+
+static void *read_window(void *argument) {
+    const volatile unsigned char *window = argument;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    do
+        for (size_t i = 0; i < 4; i++) CHECK(window[i * page] == 3 - i);
+    while (!atomic_load(&done));
+    return NULL;
+}
+
+/* Pieces of a file in reverse order, and zeros behind; a piece is as large as given. */
+static void test_window(size_t piece) {
+    enum { PIECES = 4 };
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), length = PIECES * piece + 2 * page;
+    FILE *file = tmpfile();
+    CHECK(file);
+    const int fd = fileno(file);
+    uint64_t offsets[PIECES], address = 1;
+    unsigned char *bytes = malloc(piece);
+    CHECK(bytes);
+    for (size_t i = 0; i < PIECES; i++) {
+        offsets[i] = (PIECES - 1 - i) * (piece + page);
+        memset(bytes, (int)i, piece);
+        CHECK(pwrite(fd, bytes, piece, (off_t)(i * (piece + page))) == (ssize_t)piece);
+    }
+    CHECK(kvs_window_open(-1, offsets, PIECES, piece, length, &address) == EBADF);
+    CHECK(kvs_window_open(fd, offsets, PIECES, piece, (size_t)1 << 62, &address) == ENOMEM);
+    CHECK(address == 1);
+    CHECK(!kvs_window_open(fd, offsets, PIECES, piece, length, &address));
+    unsigned char *window = (unsigned char *)(uintptr_t)address;
+    for (size_t i = 0; i < PIECES; i++) CHECK(window[i * piece] == 3 - i && window[(i + 1) * piece - 1] == 3 - i);
+    for (size_t i = PIECES * piece; i < length; i++) CHECK(window[i] == 0);
+    window[3 * piece + 1] = 9;
+    window[length - 1] = 8;
+    CHECK(pread(fd, bytes, 2, (off_t)offsets[3]) == 2 && bytes[1] == 0);
+
+    CHECK(!ftruncate(fd, (off_t)piece)); /* which leaves one piece, the last */
+    CHECK(kvs_window_detach(address, length, 2) == EFAULT);
+    CHECK(window[3 * piece] == 0 && window[3 * piece + 1] == 9 && window[length - 1] == 8);
+    for (size_t i = 1; i < PIECES; i++) {
+        memset(bytes, (int)i, piece);
+        CHECK(pwrite(fd, bytes, piece, (off_t)(i * (piece + page))) == (ssize_t)piece);
+    }
+    pthread_t reader;
+    atomic_store(&done, 0);
+    if (piece == page) CHECK(!pthread_create(&reader, NULL, read_window, window));
+    CHECK(!kvs_window_detach(address, length, 2));
+    CHECK(!ftruncate(fd, 0));
+    for (size_t i = 0; i < PIECES; i++) CHECK(window[i * piece] == 3 - i && window[(i + 1) * piece - 1] == 3 - i);
+    CHECK(window[3 * piece + 1] == 9 && window[length - 1] == 8 && window[length - 2] == 0);
+    window[2 * piece + 5] = 7;
+    CHECK(!kvs_window_detach(address, length, 1)); /* to no end, and no harm */
+    CHECK(window[3 * piece + 1] == 9 && window[2 * piece + 5] == 7);
+    atomic_store(&done, 1);
+    if (piece == page) pthread_join(reader, NULL);
+    CHECK(!kvs_window_close(address, length));
+    CHECK(!kvs_window_open(fd, NULL, 0, 0, page, &address));
+    CHECK(*(const unsigned char *)(uintptr_t)address == 0);
+    CHECK(!kvs_window_detach(address, page, 1));
+    CHECK(!kvs_window_close(address, page));
+    free(bytes);
+    fclose(file);
+}
+
 int main(void) {
     test_checksums();
     test_copies();
@@ -204,6 +269,8 @@ int main(void) {
     test_map();
     test_guard();
     test_restore();
+    test_window((size_t)sysconf(_SC_PAGESIZE));
+    test_window((size_t)3 << 20);
     puts("ok");
     return 0;
 }

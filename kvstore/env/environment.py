@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 
 import lmdb
+import numpy as np
+import numpy.typing as npt
 
 from kvstore.env.transactions import Databases, Reader, Writer, translated
 from kvstore.errors import (
@@ -21,7 +23,7 @@ from kvstore.errors import (
     StoreDamagedError,
     WriteLockTimeout,
 )
-from kvstore.kernel import FileMap, FileSource
+from kvstore.kernel import FileMap, FileSource, Window
 from kvstore.locks import FileLock
 from kvstore.records.constants import DATA_FILE, LMDB_LOCK_FILE, MAX_READERS
 from kvstore.records.meta import STORE_KEY, SWEEP_KEY, StoreRecord, encode_sweep
@@ -287,6 +289,16 @@ class Environment:
             return descriptor
         os.close(descriptor)
         return None
+
+    def window(self, offsets: npt.NDArray[np.uint64], piece: int, length: int) -> Window:
+        """Pieces of the data file side by side, private to the process. See `Window`.
+
+        Good as long as the caller's use of the environment and its transaction last.
+
+        Raises OSError, and ForkedStoreError in a forked child.
+        """
+        self.check_open()
+        return Window(self._data_fd, offsets, piece=piece, length=length)
 
     def pread(self, length: int, offset: int) -> bytes:
         """Read from the data file, so that a bad sector or a truncation is an error and not a signal."""

@@ -10,6 +10,7 @@ from kvstore.kernel.copying import SEGMENT_ALIGN, default_threads, gather, paylo
 from kvstore.kernel.filemap import FileMap
 from kvstore.kernel.restoring import FileSource, Restored, progress_wait, read_error, restore
 from kvstore.kernel.rows import Rows
+from kvstore.kernel.window import Window
 
 __all__ = [
     "SEGMENT_ALIGN",
@@ -17,6 +18,7 @@ __all__ = [
     "FileSource",
     "Restored",
     "Rows",
+    "Window",
     "crc32c",
     "crc32c_paths",
     "crc32c_with",

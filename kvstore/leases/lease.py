@@ -15,6 +15,7 @@ from kvstore.kernel import Rows
 from kvstore.layout import Stream
 from kvstore.leases.fill import Filler
 from kvstore.leases.located import Located, locate_rows, locate_states
+from kvstore.leases.mapped import Mapped, map_blocks
 from kvstore.leases.match import Found, find_prefix
 from kvstore.leases.pin import Pin
 from kvstore.records.states import unpack_states
@@ -151,6 +152,25 @@ class Lease:
     def views(self, name: str) -> list[Array]:
         """One read-only array for each block: the rows of a stream, in order of position. See `LeasedBlock.stream`."""
         return [block.stream(name) for block in self.blocks]
+
+    def map(self) -> Mapped:
+        """All blocks as one writeable run of memory in pages of equal size, made of the store's own file pages.
+
+        For engines that keep their state in pages of `layout.block_tokens` positions. Nothing is copied but the rows of a last
+        block that isn't whole. Costs address space, and one map of the process for each block. **Only headers are checked, as
+        with views**; `validate` checks the bytes. It outlives the lease; `close` counts it as a view until it is detached. See
+        `Mapped` for what it holds, and for when touching it is SIGBUS.
+
+        Raises
+        ------
+        MappingError
+            At a limit of address space or of the number of maps; where the system's pages are larger than 4 KiB.
+        BlockDamaged
+            When a byte of the last block, if it isn't whole, isn't what was saved. The block is refused from now on.
+        LeaseClosedError
+            After the lease has ended.
+        """
+        return map_blocks(self._scope, self._open(), self._located, self._filler)
 
     def copy_into(self, arrays: Mapping[str, StreamArray], *, threads: int | None = None) -> None:
         """Copy rows [0, length) of every named stream into the caller's arrays, checking every byte in the same pass.
