@@ -49,12 +49,13 @@ def _run(context: Context) -> Outcome:
 
     def restored(*, again: bool) -> float:
         """Seconds of a lease and a copy, in a store opened anew; `again`: of blocks that it has restored before."""
+        stayed.append(pagecache.drop(data))
         with Store.open(store_dir) as store:
             namespace = store.namespace(layout)
             if again:
                 with namespace.lease(prompt) as lease:
                     lease.copy_into(into, threads=_THREADS)
-            stayed.append(pagecache.drop(data))
+                stayed.append(pagecache.drop(data))
             with Watch() as watch:
                 start = time.perf_counter()
                 with namespace.lease(prompt) as lease:
