@@ -131,15 +131,17 @@ typedef struct kvs_source {
  * all of it came from the page cache, 1 if some was read through it, 2 if past
  * it. progress[s], which the caller has zeroed, becomes 1 as soon as stream s
  * is in place with the sums that are `expected`, -1 if it isn't; streams are
- * completed in order as far as the reads allow. progress may be NULL.
+ * completed in order as far as the reads allow. progress may be NULL. *stop
+ * may become other than 0 at any time: what is not under way is left then.
+ * stop may be NULL.
  *
- * Returns 0, or ENOMEM with nothing done.
+ * Returns 0, ENOMEM with nothing done, or ECANCELED if something was left.
  */
 int kvs_restore(const kvs_source *source, const kvs_rows *rows, size_t streams, size_t blocks,
                 const uint64_t *payloads, const int64_t *first, const int64_t *tokens, const int64_t *used,
                 const uint64_t *offsets, const uint32_t *offset_row, const uint32_t *expected,
                 const uint8_t *direct, uint32_t *sums, int32_t *errors, uint8_t *read, int32_t *progress,
-                int threads);
+                const int32_t *stop, int threads);
 
 /*
  * Waits until *progress, which a kvs_restore on another thread sets, isn't 0,

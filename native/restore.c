@@ -25,6 +25,7 @@
 
 enum {
     PIECE = 1 << 20,     /* bytes of one read */
+    WAITED_PIECE = PIECE / 2, /* where somebody waits for the first streams */
     LEAST_READERS = 4,   /* reads under way at once: twice the threads, within these limits */
     MOST_READERS = 16,
     PART = 256 << 10,    /* a part of a segment in the page cache isn't smaller than this */
@@ -65,6 +66,8 @@ typedef struct call {
     int32_t *errors;
     uint8_t *read;
     int32_t *progress;
+    const int32_t *stop;
+    bool stopped; /* something was left */
     int32_t *remaining; /* pieces of each stream that aren't done */
     plan cached, cold;
     bool stream, parted;
@@ -147,6 +150,7 @@ static bool add_cold(call *k, uint32_t b, uint32_t s, uint32_t end, bool direct)
 
 /* Segments of a block in pieces; `streams` that are skipped part them. */
 static bool plan_block(call *k, uint32_t b, bool direct) {
+    const uint64_t most = k->progress ? WAITED_PIECE : PIECE;
     for (uint32_t s = 0, end; s < k->streams; s = end) {
         end = s + 1;
         if (!k->rows[s].base) continue;
@@ -154,7 +158,7 @@ static bool plan_block(call *k, uint32_t b, bool direct) {
         uint64_t to = from + segment_bytes(k, s, b);
         for (; end < k->streams && k->rows[end].base; end++) {
             const uint64_t further = segment_offset(k, end, b) + segment_bytes(k, end, b);
-            if (further - from > PIECE) break;
+            if (further - from > most) break;
             to = further;
         }
         if (to == from || kvs_resident(k->source, from, to - from)) {
@@ -393,6 +397,10 @@ static void run_piece(void *context, size_t i) {
     /* Both lists at once, in proportion: the processors copy while the disk is at work. */
     const size_t total = k->cached.count + k->cold.count;
     const size_t before = i * k->cold.count / total, after = (i + 1) * k->cold.count / total;
+    if (k->stop && __atomic_load_n(k->stop, __ATOMIC_RELAXED)) {
+        __atomic_store_n(&k->stopped, true, __ATOMIC_RELAXED);
+        return;
+    }
     piece *p = after > before ? &k->cold.pieces[before] : &k->cached.pieces[i - before];
     int error = p->way == FROM_MAP ? move_from_map(k, p) : read_and_move(k, p);
     if (error) __atomic_store_n(&k->errors[p->block], error, __ATOMIC_RELAXED);
@@ -433,7 +441,7 @@ static void run_plan(call *k, uint64_t total, int threads) {
 int kvs_restore(const kvs_source *source, const kvs_rows *rows, size_t streams, size_t blocks, const uint64_t *payloads,
                 const int64_t *first, const int64_t *tokens, const int64_t *used, const uint64_t *offsets,
                 const uint32_t *offset_row, const uint32_t *expected, const uint8_t *direct, uint32_t *sums,
-                int32_t *errors, uint8_t *read, int32_t *progress, int threads) {
+                int32_t *errors, uint8_t *read, int32_t *progress, const int32_t *stop, int threads) {
     call k = {.source = source,
               .rows = rows,
               .streams = streams,
@@ -449,6 +457,7 @@ int kvs_restore(const kvs_source *source, const kvs_rows *rows, size_t streams, 
               .errors = errors,
               .read = read,
               .progress = progress,
+              .stop = stop,
               .path = kvs_crc_active(),
               .buffers_lock = PTHREAD_MUTEX_INITIALIZER};
     uint64_t total = 0;
@@ -463,5 +472,5 @@ int kvs_restore(const kvs_source *source, const kvs_rows *rows, size_t streams, 
     free(k.remaining);
     free(k.cached.pieces);
     free(k.cold.pieces);
-    return planned ? 0 : ENOMEM;
+    return !planned ? ENOMEM : k.stopped ? ECANCELED : 0;
 }

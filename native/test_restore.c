@@ -95,7 +95,7 @@ static void restore(stored *f, int direct, int64_t used, int threads, outcome *o
     for (int b = 0; b < BLOCKS; b++) some[b] = b + 1 < BLOCKS ? f->count[b] : used;
     for (int s = 0; s < STREAMS; s++) memset(f->target[s], 0x5a, (size_t)(f->run[s] * f->tokens * BLOCKS));
     CHECK(!kvs_restore(&source, f->to, STREAMS, BLOCKS, f->payloads, f->first, f->count, some, f->offsets, f->row, f->sums,
-                       past, o->sums, o->errors, o->read, o->progress, threads));
+                       past, o->sums, o->errors, o->read, o->progress, NULL, threads));
 }
 
 static void check_all(const stored *f, int64_t used, const outcome *o) {
@@ -123,6 +123,12 @@ static void restore_everywhere(const char *directory, int64_t tokens, const int6
                 check_all(&f, used, &o);
             }
         }
+    const kvs_source source = {f.map, f.fd, f.direct};
+    const int32_t stop = 1;
+    memset(&o, 0, sizeof o);
+    CHECK(kvs_restore(&source, f.to, STREAMS, BLOCKS, f.payloads, f.first, f.count, f.count, f.offsets, f.row, f.sums, o.read,
+                      o.sums, o.errors, o.read, o.progress, &stop, 4) == ECANCELED);
+    for (int s = 0; s < STREAMS; s++) CHECK(!o.progress[s]);
     /* One wrong byte: that stream of that block, and no other. */
     unsigned char byte;
     const off_t at = (off_t)(f.payloads[1] + f.offsets[2] + (uint64_t)(f.run[2] * tokens) - 1);

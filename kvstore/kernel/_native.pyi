@@ -65,6 +65,7 @@ class _Lib:
         errors: CData,
         read: CData,
         progress: CData,
+        stop: CData,
         threads: int,
     ) -> int: ...
     def kvs_progress_wait(self, progress: CData, milliseconds: int) -> int: ...

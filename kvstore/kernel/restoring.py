@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -93,8 +94,9 @@ def restore(
     *,
     direct: NDArray[np.uint8],
     progress: NDArray[np.int32] | None = None,
+    stop: NDArray[np.int32] | None = None,
     threads: int | None = None,
-) -> Restored:
+) -> Restored | None:
     """Copy blocks from a file into an engine's arrays, and check each segment in the same pass.
 
     What the page cache has is copied from the map; the rest is read in large pieces, several at once. A page that can't be
@@ -115,6 +117,14 @@ def restore(
         Whether bytes of a block that the page cache doesn't have are to be read past it. They don't get into it then.
     progress : ndarray of int32, shape (len(rows),), optional
         Zeros; element s becomes 1 as soon as stream s is in place and sound, -1 if it isn't. For `progress_wait` on other threads.
+    stop : ndarray of int32, shape (1,), optional
+        As soon as another thread sets it to other than 0, what isn't under way is left.
+
+    Returns
+    -------
+    Restored or None
+        None if it was stopped before everything was done: nothing is said of any block then. The contents of the destinations are
+        undefined unless all blocks are sound.
 
     Raises
     ------
@@ -126,8 +136,9 @@ def restore(
     job = Job(rows, payloads, first, tokens, used, "used", threads)
     expected = check_array("sums", sums, np.uint32, (job.blocks, len(rows)))
     direct = check_array("direct", direct, np.uint8, (job.blocks,))
-    if progress is not None and (progress.dtype != np.int32 or progress.shape != (len(rows),) or not progress.flags.c_contiguous):
-        raise ValueError(f"progress must be a contiguous int32 array of {len(rows)} elements")
+    for name, array, shape in (("progress", progress, (len(rows),)), ("stop", stop, (1,))):
+        if array is not None and (array.dtype != np.int32 or array.shape != shape or not array.flags.c_contiguous):
+            raise ValueError(f"{name} must be a contiguous int32 array of shape {shape}")
     failed = np.full(job.blocks, -1, np.int32)
     errors, read = np.zeros(job.blocks, np.int32), np.zeros(job.blocks, np.uint8)
     if job.empty:
@@ -152,8 +163,11 @@ def restore(
         ffi.from_buffer("int32_t[]", errors, True),
         ffi.from_buffer("uint8_t[]", read, True),
         ffi.NULL if progress is None else ffi.from_buffer("int32_t[]", progress, True),
+        ffi.NULL if stop is None else ffi.from_buffer("int32_t[]", stop, True),
         job.threads,
     )
+    if error == errno.ECANCELED:
+        return None
     if error:
         raise MemoryError(f"no memory to plan a restore of {job.blocks} blocks of {len(rows)} streams")
     job.compare(rows, expected, failed)

@@ -44,8 +44,9 @@ class Filler:
         blocks: slice = slice(None),
         used: bool = True,
         progress: npt.NDArray[np.int32] | None = None,
+        stop: npt.NDArray[np.int32] | None = None,
         threads: int | None = None,
-    ) -> None:
+    ) -> bool:
         """Copy rows of some blocks, or all, into the caller's memory, and check the segments of every stream not skipped.
 
         Parameters
@@ -56,10 +57,15 @@ class Filler:
             Which blocks of the lease, by index, without a step. Row 0 of the arrays is the first row of the first of them.
         used : bool
             False checks without copying anything; the arrays then need room for one row.
-        progress : int32 array, optional
-            As for `kvstore.kernel.restore`: tells other threads which streams are in place.
+        progress, stop : int32 array, optional
+            As for `kvstore.kernel.restore`: what tells other threads which streams are in place, and what stops the copy.
         threads : int, optional
             Threads to copy with; by default one for each processor, at most 8. The GIL is released.
+
+        Returns
+        -------
+        bool
+            False if it was stopped; what was written is undefined then.
 
         Raises
         ------
@@ -72,12 +78,15 @@ class Filler:
         """
         chosen = range(len(self._located))[blocks]
         if not chosen or all(r.skipped for r in rows):
-            return
+            if progress is not None:
+                progress[:] = 1
+            return True
         located = self._located.part(chosen.start, chosen.stop)
         first = located.start - located.start[0]
         none = np.zeros_like(first)
-        self._restore(
-            located, rows, first if used else none, located.held, located.used if used else none, progress=progress, threads=threads
+        copied = located.used if used else none
+        return self._restore(
+            located, rows, first if used else none, located.held, copied, progress=progress, stop=stop, threads=threads
         )
 
     def states(self, into: npt.NDArray[np.uint8] | None) -> None:
@@ -105,8 +114,9 @@ class Filler:
         used: npt.NDArray[np.int64],
         *,
         progress: npt.NDArray[np.int32] | None = None,
+        stop: npt.NDArray[np.int32] | None = None,
         threads: int | None = None,
-    ) -> None:
+    ) -> bool:
         store = self._scope.store
         self._pin.hold()  # the bytes stay in place until the copy is done, whatever ends the lease meanwhile
         try:
@@ -120,16 +130,20 @@ class Filler:
                 located.sums,
                 direct=store.past_cache(located.ids),
                 progress=progress,
+                stop=stop,
                 threads=threads,
             )
         except (ValueError, TypeError) as error:
             raise ArrayError(f"the destinations cannot be written: {error}") from error
         finally:
             self._pin.drop()
+        if restored is None:
+            return False
         if (restored.read == 2).any():
             store.was_read_past_cache(located.ids[i] for i in np.flatnonzero(restored.read == 2))
         if not restored.sound:
             self._refuse(located, restored.errors, restored.failed)
+        return True
 
     def _refuse(self, located: Located, errors: npt.NDArray[np.int32], failed: npt.NDArray[np.int32]) -> None:
         """Refuse all blocks that failed, and raise the error of the first."""

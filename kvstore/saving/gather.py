@@ -159,7 +159,7 @@ def merge_stored(
         header.sums.astype(np.uint32).reshape(1, -1),
         direct=np.zeros(1, np.uint8),
     )
-    if not restored.sound:
+    if restored is None or not restored.sound:
         payload[:] = own
         scope.store.refuse(stored, ref.offset)
         return None
