@@ -7,7 +7,7 @@ from pathlib import Path
 from cffi import FFI
 
 NATIVE = Path(__file__).resolve().parent if "__file__" in globals() else Path("native").resolve()
-SOURCES = ["crc32c.c", "crc32c_portable.c", "crc32c_x86.c", "crc32c_arm64.c", "copy.c", "pool.c", "map.c"]
+SOURCES = ["crc32c.c", "crc32c_portable.c", "crc32c_x86.c", "crc32c_arm64.c", "copy.c", "pool.c", "map.c", "cuda.c"]
 HEADERS = ["kvs_kernel.h", "crc32c.h", "pool.h"]
 
 
@@ -31,5 +31,5 @@ ffibuilder.set_source(
     depends=[f"native/{name}" for name in HEADERS],
     include_dirs=["native"],
     extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden", *STRICT],
-    extra_link_args=["-pthread"],
+    extra_link_args=["-pthread", "-ldl"],
 )

@@ -6,14 +6,19 @@ as addresses, and whoever passes them vouches for the memory behind them.
 """
 
 from kvstore.kernel.checksum import crc32c, crc32c_paths, crc32c_with, force_crc32c
-from kvstore.kernel.copying import SEGMENT_ALIGN, default_threads, gather, payload_bytes, scatter
+from kvstore.kernel.copying import SEGMENT_ALIGN, check_destinations, default_threads, gather, payload_bytes, scatter
+from kvstore.kernel.cuda import CudaDevice, CudaDriver, CudaEvent
 from kvstore.kernel.filemap import FileMap
 from kvstore.kernel.rows import Rows
 
 __all__ = [
     "SEGMENT_ALIGN",
+    "CudaDevice",
+    "CudaDriver",
+    "CudaEvent",
     "FileMap",
     "Rows",
+    "check_destinations",
     "crc32c",
     "crc32c_paths",
     "crc32c_with",

@@ -16,7 +16,7 @@ from kvstore.kernel.rows import Rows
 if TYPE_CHECKING:
     from kvstore.kernel._native import CData
 
-__all__ = ["SEGMENT_ALIGN", "default_threads", "gather", "payload_bytes", "scatter"]
+__all__ = ["SEGMENT_ALIGN", "check_destinations", "default_threads", "gather", "payload_bytes", "scatter"]
 
 SEGMENT_ALIGN: int = 64
 """Segments of a payload start at multiples of this many bytes. On disk: never changes within a format version."""
@@ -184,6 +184,17 @@ def scatter(
         wrong[:, [r.skipped for r in rows]] = False
         failed[:] = np.where(wrong.any(axis=1), wrong.argmax(axis=1), -1)
     return failed
+
+
+def check_destinations(rows: Sequence[Rows]) -> None:
+    """Refuse destinations that `scatter` would refuse, also where they are to be written by several calls.
+
+    Raises
+    ------
+    ValueError
+        One is read-only, overlaps itself or overlaps another one.
+    """
+    _check_destinations_apart(rows)
 
 
 class _Job:
