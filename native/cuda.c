@@ -84,28 +84,30 @@ struct kvs_cuda {
 /* A table of functions alone, in the order of their numbers. */
 _Static_assert(sizeof(struct kvs_cuda) == call_count * sizeof(void *) && sizeof(void *) == sizeof(void (*)(void)), "");
 
-int kvs_cuda_open(const char *path, kvs_cuda **driver, char *why, size_t size) {
-    *driver = NULL;
+kvs_cuda *kvs_cuda_open(const char *path, char *why, size_t size, int *incomplete) {
+    *incomplete = 0;
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         const char *error = dlerror();
         snprintf(why, size, "%s", error ? error : "it cannot be opened");
-        return 1;
+        return NULL;
     }
     void *table[call_count];
     for (int i = 0; i < call_count; i++)
         if (!(table[i] = dlsym(library, names[i]))) {
             snprintf(why, size, "it has no function %s", names[i]);
+            *incomplete = 1;
             dlclose(library);
-            return 2;
+            return NULL;
         }
-    if (!(*driver = malloc(sizeof **driver))) {
+    kvs_cuda *d = malloc(sizeof *d);
+    if (!d) {
         snprintf(why, size, "out of memory");
         dlclose(library);
-        return 1;
+        return NULL;
     }
-    memcpy(*driver, table, sizeof table); /* the bytes, since C knows no conversion from data to functions */
-    return 0;
+    memcpy(d, table, sizeof table); /* the bytes, since C knows no conversion from data to functions */
+    return d;
 }
 
 static uint32_t failure(int number, int result) {

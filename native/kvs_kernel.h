@@ -140,9 +140,9 @@ typedef struct kvs_cuda kvs_cuda;
 
 /*
  * Opens the driver's library, at a path or by the name that the system's loader finds, and looks its functions up.
- * Returns 0 and sets *driver; 1 if it can't be opened, 2 if a function is missing, with the reason in `why`.
+ * NULL if it can't be opened or (*incomplete is 1 then, else 0) lacks a function, with the reason in `why`.
  */
-int kvs_cuda_open(const char *path, kvs_cuda **driver, char *why, size_t size);
+kvs_cuda *kvs_cuda_open(const char *path, char *why, size_t size, int *incomplete);
 
 /* The name of the call that a result stands for; the error's name and description. Static strings. */
 const char *kvs_cuda_call(uint32_t result);

@@ -51,10 +51,10 @@ class CudaDriver:
         Devices that this process may use, at least 1.
     """
 
-    def __init__(self, path: str, opened: CData) -> None:
+    def __init__(self, path: str, handle: CData) -> None:
         self.path = path
         self.devices = 0
-        self._handle = opened[0]
+        self._handle = handle
 
     @classmethod
     def load(cls, path: str | None = None) -> CudaDriver:
@@ -80,13 +80,13 @@ class CudaDriver:
 
     @classmethod
     def _open(cls, name: str) -> CudaDriver:
-        why = ffi.new("char[]", _TEXT)
-        opened = ffi.new("kvs_cuda **")
-        if failed := lib.kvs_cuda_open(name.encode(), opened, why, _TEXT):
-            advice = "install NVIDIA's driver" if failed == 1 else "install a newer driver (CUDA 11.0 or later)"
+        why, incomplete = ffi.new("char[]", _TEXT), ffi.new("int *")
+        handle = lib.kvs_cuda_open(name.encode(), why, _TEXT, incomplete)
+        if handle == ffi.NULL:
+            advice = "install a newer driver (CUDA 11.0 or later)" if incomplete[0] else "install NVIDIA's driver"
             raise DriverMissingError(f"the CUDA driver {name} cannot be used: {_text(why)}; {advice}, or do without a device")
         devices = ffi.new("int *")
-        driver = cls(name, opened)
+        driver = cls(name, handle)
         result = lib.kvs_cuda_init(driver._handle, devices)
         if result & 0xFFFF == 100:
             raise driver._error(DriverMissingError, result)
