@@ -8,6 +8,7 @@ import mmap
 import os
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 import numpy as np
@@ -19,6 +20,8 @@ from kvstore.kernel import CudaDevice, CudaDriver
 __all__ = ["Staging", "StagingBuffer"]
 
 _log = logging.getLogger("kvstore")
+
+_CHECK_SECONDS = 0.05
 
 # memory that a broken device may still read: never unmapped, or a new mapping there would be read in its stead
 _kept_for_ever: list[mmap.mmap] = []
@@ -131,7 +134,9 @@ class Staging:
         """Take one buffer; see `take_many`."""
         return self.take_many(1, timeout)[0]
 
-    def take_many(self, count: int, timeout: float | None = None) -> list[StagingBuffer]:
+    def take_many(
+        self, count: int, timeout: float | None = None, *, check: Callable[[], None] | None = None
+    ) -> list[StagingBuffer]:
         """Take several buffers at once: all or none, so that two who want two each never wait for each other.
 
         Parameters
@@ -140,6 +145,8 @@ class Staging:
             How many, at most `buffers`.
         timeout : float, optional
             Seconds to wait for others to give theirs back; by default the one of the constructor.
+        check : callable, optional
+            Called while it waits, some times a second; may raise to end that.
 
         Raises
         ------
@@ -165,7 +172,9 @@ class Staging:
                         f"{count} of {self.buffers} staging buffers of {self.chunk_bytes} bytes did not come free in {limit} s: "
                         f"{len(self._out)} are in use and {self._lost} lost to device errors; raise the budget or the time limit"
                     )
-                self._free.wait(left)
+                self._free.wait(left if check is None else min(left, _CHECK_SECONDS))
+                if check is not None:
+                    check()
             taken: list[StagingBuffer] = []
             try:
                 while len(taken) < count:
