@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -14,12 +15,14 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaDevice", "CudaDriver", "CudaEvent"]
 
+_log = logging.getLogger("kvstore")
+
 _LIBRARY = "libcuda.so.1"
 _NOT_READY = 600
 _MAX_PITCH = (1 << 31) - 1  # devices take no more; what lies further apart is copied run by run
 _TEXT = 1024
 
-# What to do about it, by error code. 700 to 719 are faults of what ran on the device, after which its context is lost.
+# What to do about it, by error code. Those from 700 on are faults of what ran on the device, whoever started it.
 _ADVICE = {
     1: "check that the pointers are of this device and the streams of this process",
     2: "free memory of the device, raise `ulimit -l`, or lower the budget of the staging buffers",
@@ -29,7 +32,7 @@ _ADVICE = {
     101: "there is no device of that number (CUDA_VISIBLE_DEVICES changes the numbers)",
     400: "check that the stream is one of this process and is still there",
     803: "the driver's library and its kernel module are of different versions: restart the machine or install them anew",
-    **dict.fromkeys(range(700, 720), "the device's context is lost: restart the process"),
+    **dict.fromkeys((700, 702, 709, 710, *range(714, 720)), "the device's context is lost: restart the process"),
 }
 
 _drivers: dict[str, CudaDriver] = {}
@@ -89,7 +92,7 @@ class CudaDriver:
         driver = cls(name, handle)
         result = lib.kvs_cuda_init(driver._handle, devices)
         if result & 0xFFFF == 100:
-            raise driver._error(DriverMissingError, result)
+            raise driver.error(result, DriverMissingError)
         driver.check(result)
         driver.devices = devices[0]
         if driver.devices < 1:
@@ -109,9 +112,10 @@ class CudaDriver:
     def check(self, result: int) -> None:
         """Raise DeviceError for the result of a call unless it is 0."""
         if result:
-            raise self._error(DeviceError, result)
+            raise self.error(result)
 
-    def _error(self, kind: type[DeviceError], result: int) -> DeviceError:
+    def error(self, result: int, kind: type[DeviceError] = DeviceError) -> DeviceError:
+        """The error for the result of a call that failed."""
         call, code = _text(lib.kvs_cuda_call(result)), result & 0xFFFF
         name, text = (_text(f(self._handle, result)) for f in (lib.kvs_cuda_error_name, lib.kvs_cuda_error_text))
         advice = _ADVICE.get(code, "see the system's log for what the driver says")
@@ -220,6 +224,7 @@ class CudaDevice:
         """Give something back to the driver; once more if the driver was not even asked, since nobody else will."""
         result = call(self._d, self._context, handle)
         if result and _text(lib.kvs_cuda_call(result)) == "cuCtxPushCurrent_v2":
+            _log.warning("tried again to give a device's resource back: %s", self.driver.error(result))
             result = call(self._d, self._context, handle)
         self.driver.check(result)
 

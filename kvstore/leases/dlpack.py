@@ -86,7 +86,7 @@ class Tensor:
     release: Callable[[], None]
 
 
-def consume(array: Any, stream: int) -> Tensor:
+def consume(array: Any, stream: int | None) -> Tensor:
     """Ask an object for its DLPack capsule and take what is in it.
 
     Parameters
