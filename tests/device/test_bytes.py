@@ -126,13 +126,15 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     # what lies behind the token axis stays together; the axes up to it lie in any order, with any room between
     order = [*draw(st.permutations(range(axis + 1))), *range(axis + 1, axes + 1)]
     padding = [draw(st.integers(0, 3)) for _ in range(axis + 1)] + [0] * (axes - axis)
+    block_tokens = draw(st.sampled_from([8, 16, 64]))
     return {
-        "layout": Layout(streams=(Stream("a", "f16", (3,)), stream), block_tokens=draw(st.sampled_from([8, 16, 64])), model="x"),
+        "layout": Layout(streams=(Stream("a", "f16", (3,)), stream), block_tokens=block_tokens, model="x"),
         "order": order,
         "padding": padding,
         "length": draw(st.integers(1, 300)),
         "spare": draw(st.integers(0, 9)),
-        "chunk": draw(st.sampled_from([4096, 8192, 12288])),
+        # a buffer holds at least a block's rows
+        "chunk": draw(st.integers(1, 3)) * max(4096, stream.rows(block_tokens) * stream.row_bytes),
         "ring": draw(st.integers(1, 3)),
         "form": draw(st.sampled_from(FORMS)),
         "late": draw(st.booleans()),

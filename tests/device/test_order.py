@@ -75,6 +75,29 @@ def test_the_first_layer_comes_first(fake: Fake, namespace: Namespace) -> None:
         assert not (memories[name].memory.bytes == FILL).all()
 
 
+def test_a_wait_is_for_the_device(fake: Fake, namespace: Namespace) -> None:
+    """A wait without a time limit returns when the device is done with the stream's copies, though all is queued long before."""
+    fake.run_late(allowed=0)
+    memories, staging, transfer = start(fake, namespace, ring=4)
+    with staging, transfer:
+        wait_until(lambda: fake.calls("cuEventSynchronize") == 1)  # the transfer's own wait, for the last of all
+        seen: list[bool] = []
+
+        def wait() -> None:
+            transfer.wait("layer1")
+            seen.append(bool((memories["layer1"].memory.bytes != FILL).any()))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        wait_until(lambda: fake.calls("cuEventSynchronize") == 2)
+        assert not seen
+        fake.allow(-1)
+        thread.join(LIMIT)
+        assert seen == [True]
+        transfer.finish(LIMIT)
+    assert_all(memories, namespace.layout)
+
+
 def test_a_stream_waits_in_the_callers_stead(fake: Fake, namespace: Namespace) -> None:
     """With a CUDA stream a wait returns before the bytes are there, and what is queued on that stream runs after them."""
     device = CudaDriver.load(fake.path).device(0)
