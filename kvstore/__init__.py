@@ -14,8 +14,9 @@ from kvstore.arrays import Paged
 from kvstore.errors import KVStoreError
 from kvstore.ids import as_tokens, image_tokens
 from kvstore.layout import DTYPES, Layout, State, StateHash, Stream, state_hash
-from kvstore.leases import Lease, LeasedBlock, Mapped, Match
+from kvstore.leases import DeviceArray, DeviceTransfer, Lease, LeasedBlock, Mapped, Match, Transfer
 from kvstore.saving import SaveResult
+from kvstore.staging import Staging, StagingBuffer
 from kvstore.store import EvictResult, Namespace, NamespaceInfo, Store, StoreStats, VerifyResult
 from kvstore.tier import Captured, CascadeResult, Engine, Restored, SessionTier, TierStats, WriteBehind
 
@@ -23,6 +24,8 @@ __all__ = [
     "DTYPES",
     "Captured",
     "CascadeResult",
+    "DeviceArray",
+    "DeviceTransfer",
     "Engine",
     "EvictResult",
     "KVStoreError",
@@ -37,12 +40,15 @@ __all__ = [
     "Restored",
     "SaveResult",
     "SessionTier",
+    "Staging",
+    "StagingBuffer",
     "State",
     "StateHash",
     "Store",
     "StoreStats",
     "Stream",
     "TierStats",
+    "Transfer",
     "VerifyResult",
     "WriteBehind",
     "as_tokens",

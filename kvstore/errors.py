@@ -10,6 +10,8 @@ __all__ = [
     "BaseLost",
     "BlockDamaged",
     "CapError",
+    "DeviceError",
+    "DriverMissingError",
     "EngineError",
     "ForkedStoreError",
     "FormatVersionError",
@@ -20,6 +22,8 @@ __all__ = [
     "MappingError",
     "NotAStoreError",
     "SpacePinned",
+    "StagingBusyError",
+    "StagingClosedError",
     "StoreBusyError",
     "StoreClosedError",
     "StoreDamagedError",
@@ -28,6 +32,8 @@ __all__ = [
     "StoreOwnerError",
     "TokensError",
     "TokensTypeError",
+    "TransferCancelled",
+    "TransferTimeout",
     "ViewsAliveError",
     "WriteLockTimeout",
 ]
@@ -143,3 +149,43 @@ class EngineError(KVStoreError, RuntimeError):
 
 class IndexDamaged(KVStoreError, OSError):
     """A record of the index does not parse, fails its checksum, or is not the record that was asked for."""
+
+
+class DeviceError(KVStoreError, RuntimeError):
+    """A call of the CUDA driver failed.
+
+    Attributes
+    ----------
+    call : str
+        The driver's function.
+    code : int
+        Its error code; 0 where there is none.
+    name : str
+        The name of that code.
+    """
+
+    def __init__(self, message: str, *, call: str = "", code: int = 0, name: str = "") -> None:
+        super().__init__(message)
+        self.call = call
+        self.code = code
+        self.name = name
+
+
+class DriverMissingError(DeviceError, OSError):
+    """There is no CUDA driver on this machine, one that lacks a function, or one that has no device."""
+
+
+class StagingBusyError(KVStoreError, TimeoutError):
+    """All staging buffers of the budget were in use for longer than the caller would wait."""
+
+
+class StagingClosedError(KVStoreError, ValueError):
+    """Staging buffers were asked for after `close()`, or in a forked child."""
+
+
+class TransferCancelled(KVStoreError, RuntimeError):
+    """A transfer was cancelled before what is asked for was there."""
+
+
+class TransferTimeout(KVStoreError, TimeoutError):
+    """What a transfer was asked for did not come within the time limit; the transfer goes on."""

@@ -18,6 +18,7 @@ SOURCES = [
     "guard.c",
     "residency.c",
     "restore.c",
+    "cuda.c",
 ]
 HEADERS = ["kvs_kernel.h", "crc32c.h", "pool.h", "copy.h", "guard.h", "residency.h"]
 
@@ -42,5 +43,5 @@ ffibuilder.set_source(
     depends=[f"native/{name}" for name in HEADERS],
     include_dirs=["native"],
     extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden", *STRICT],
-    extra_link_args=["-pthread"],
+    extra_link_args=["-pthread", "-ldl"],
 )

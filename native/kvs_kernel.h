@@ -196,4 +196,65 @@ int kvs_window_detach(uint64_t address, size_t length, int threads);
 /* Ends a window. Nobody may use it any more. 0 or an errno. */
 int kvs_window_close(uint64_t address, size_t length);
 
+/*
+ * An open CUDA driver. Never closed: a driver can't be unloaded while a process may still use it.
+ *
+ * The functions below return 0, or what failed: the number of the driver's call (see kvs_cuda_call) above 16 bits of its
+ * error code. Each makes the device's primary context current while it runs, and leaves that of the calling thread as it
+ * was. Contexts, streams and events are handles as the driver gives them, so those of other libraries in the process do.
+ */
+typedef struct kvs_cuda kvs_cuda;
+
+/*
+ * Opens the driver's library, at a path or by the name that the system's loader finds, and looks its functions up.
+ * NULL if it can't be opened or (*incomplete is 1 then, else 0) lacks a function, with the reason in `why`.
+ */
+kvs_cuda *kvs_cuda_open(const char *path, char *why, size_t size, int *incomplete);
+
+/* The name of the call that a result stands for; the error's name and description. Static strings. */
+const char *kvs_cuda_call(uint32_t result);
+const char *kvs_cuda_error_name(kvs_cuda *d, uint32_t result);
+const char *kvs_cuda_error_text(kvs_cuda *d, uint32_t result);
+
+/* Starts the driver and counts devices. May be called again. */
+uint32_t kvs_cuda_init(kvs_cuda *d, int *devices);
+
+/* Retains a device's primary context, the one that other libraries use too; to be ended with its close. */
+uint32_t kvs_cuda_device_open(kvs_cuda *d, int ordinal, int *device, uint64_t *context, char *name, size_t size);
+uint32_t kvs_cuda_device_close(kvs_cuda *d, int device);
+
+/* Waits until everything in the context is done. */
+uint32_t kvs_cuda_synchronize(kvs_cuda *d, uint64_t context);
+
+/* Page-locks host memory, whole pages, and ends it. Nobody may use the memory for a copy any more when it ends. */
+uint32_t kvs_cuda_pin(kvs_cuda *d, uint64_t context, uint64_t start, size_t size);
+uint32_t kvs_cuda_unpin(kvs_cuda *d, uint64_t context, uint64_t start);
+
+/*
+ * Queue a copy from host memory to the device on a stream; pitched, `height` runs of `width` bytes, each `pitch` bytes
+ * behind the one before. The source must stay as it is until the copy is done.
+ */
+uint32_t kvs_cuda_copy(kvs_cuda *d, uint64_t context, uint64_t stream, uint64_t target, uint64_t source, size_t size);
+uint32_t kvs_cuda_copy_pitched(kvs_cuda *d, uint64_t context, uint64_t stream, uint64_t target, size_t target_pitch,
+                               uint64_t source, size_t source_pitch, size_t width, size_t height);
+
+/* Where a pointer points: to memory of a device or not, and of which. Fails for memory that the driver doesn't know. */
+uint32_t kvs_cuda_pointer(kvs_cuda *d, uint64_t context, uint64_t pointer, int *is_device, int *ordinal);
+
+/*
+ * Streams don't wait for the default stream. Destroying one doesn't wait for what it holds. Where a create fails with a
+ * handle other than 0 set, the stream (the event) was made all the same and is the caller's to destroy.
+ */
+uint32_t kvs_cuda_stream_create(kvs_cuda *d, uint64_t context, uint64_t *stream);
+uint32_t kvs_cuda_stream_destroy(kvs_cuda *d, uint64_t context, uint64_t stream);
+uint32_t kvs_cuda_stream_synchronize(kvs_cuda *d, uint64_t context, uint64_t stream);
+uint32_t kvs_cuda_stream_wait(kvs_cuda *d, uint64_t context, uint64_t stream, uint64_t event);
+
+/* Events tell no time, and who waits for one on the host sleeps. A query of one that is still to come fails with 600. */
+uint32_t kvs_cuda_event_create(kvs_cuda *d, uint64_t context, uint64_t *event);
+uint32_t kvs_cuda_event_destroy(kvs_cuda *d, uint64_t context, uint64_t event);
+uint32_t kvs_cuda_event_record(kvs_cuda *d, uint64_t context, uint64_t event, uint64_t stream);
+uint32_t kvs_cuda_event_query(kvs_cuda *d, uint64_t context, uint64_t event);
+uint32_t kvs_cuda_event_synchronize(kvs_cuda *d, uint64_t context, uint64_t event);
+
 #endif

@@ -11,6 +11,7 @@
 #include "pool.h"
 #include "test_kernel.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -259,7 +260,56 @@ static void test_window(size_t piece) {
     fclose(file);
 }
 
-int main(void) {
+/* Through a driver that works on host memory (tests/device), which runs what is queued when it is waited for. */
+static void test_cuda(const char *path) {
+    enum { ROWS = 5, WIDTH = 100, PITCH = 160 };
+    char text[200];
+    int incomplete = 7, devices = 0, device = 0, is_device = 0, ordinal = 0;
+    CHECK(!kvs_cuda_open("/no/such/driver", text, sizeof text, &incomplete) && !incomplete && strlen(text));
+    CHECK(!kvs_cuda_open("libc.so.6", text, sizeof text, &incomplete) && incomplete && strstr(text, "cuInit"));
+    if (!path) return;
+    kvs_cuda *d = kvs_cuda_open(path, text, sizeof text, &incomplete);
+    CHECK(d && !kvs_cuda_init(d, &devices) && devices == 1);
+    uint64_t context = 0, stream = 0, event = 0;
+    const uint32_t missing = kvs_cuda_device_open(d, 4, &device, &context, text, sizeof text);
+    CHECK(!strcmp(kvs_cuda_call(missing), "cuDeviceGet") && !strcmp(kvs_cuda_error_name(d, missing), "CUDA_ERROR_INVALID_DEVICE"));
+    CHECK(strlen(kvs_cuda_error_text(d, missing)) && !strcmp(kvs_cuda_call(~0u), "?"));
+    CHECK(!kvs_cuda_device_open(d, 0, &device, &context, text, 12) && strlen(text) == 11);
+    CHECK(!kvs_cuda_stream_create(d, context, &stream) && stream && !kvs_cuda_event_create(d, context, &event) && event);
+
+    uint64_t (*allocate)(size_t, int);
+    void *library = dlopen(path, RTLD_NOW), *symbol = dlsym(library, "fake_alloc");
+    CHECK(library && symbol);
+    memcpy(&allocate, &symbol, sizeof symbol);
+    const uint64_t target = allocate(ROWS * PITCH, 0);
+    CHECK(!kvs_cuda_pointer(d, context, target + 9, &is_device, &ordinal) && is_device && ordinal == 0);
+    CHECK((kvs_cuda_pointer(d, context, (uint64_t)(uintptr_t)text, &is_device, &ordinal) & 0xffff) == 1 && !is_device);
+
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char *source = aligned_alloc(page, page);
+    const uint64_t start = (uint64_t)(uintptr_t)source;
+    CHECK(source);
+    for (size_t i = 0; i < page; i++) source[i] = (unsigned char)(i % 251 + 1);
+    CHECK(!kvs_cuda_pin(d, context, start, page));
+    CHECK(!kvs_cuda_copy_pitched(d, context, stream, target, PITCH, start, WIDTH, WIDTH, ROWS));
+    CHECK(!kvs_cuda_copy(d, context, stream, target + WIDTH, start, PITCH - WIDTH));
+    CHECK(!kvs_cuda_event_record(d, context, event, stream) && !kvs_cuda_stream_wait(d, context, stream, event));
+    const unsigned char *got = (const unsigned char *)(uintptr_t)target;
+    CHECK(!got[0] && (kvs_cuda_event_query(d, context, event) & 0xffff) == 600);
+    CHECK(!kvs_cuda_event_synchronize(d, context, event) && !kvs_cuda_event_query(d, context, event));
+    for (size_t y = 0; y < ROWS; y++) CHECK(!memcmp(got + y * PITCH, source + y * WIDTH, WIDTH));
+    CHECK(!memcmp(got + WIDTH, source, PITCH - WIDTH) && !got[PITCH + WIDTH]);
+    CHECK(!kvs_cuda_stream_synchronize(d, context, stream) && !kvs_cuda_synchronize(d, context));
+    CHECK(!kvs_cuda_unpin(d, context, start) && kvs_cuda_unpin(d, context, start));
+    CHECK(!kvs_cuda_event_destroy(d, context, event) && !kvs_cuda_stream_destroy(d, context, stream));
+    CHECK(!kvs_cuda_device_close(d, device));
+    const uint32_t late = kvs_cuda_pin(d, context, start, page);
+    CHECK(!strcmp(kvs_cuda_call(late), "cuCtxPushCurrent_v2"));
+    free(source);
+    free(d);
+}
+
+int main(int count, char **arguments) {
     test_checksums();
     test_copies();
     test_pool();
@@ -271,6 +321,7 @@ int main(void) {
     test_restore();
     test_window((size_t)sysconf(_SC_PAGESIZE));
     test_window((size_t)3 << 20);
+    test_cuda(count > 1 ? arguments[1] : NULL);
     puts("ok");
     return 0;
 }

@@ -61,7 +61,18 @@ def test_errors_are_all_listed() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [kvstore.Store, kvstore.Namespace, kvstore.Lease, kvstore.SessionTier, kvstore.WriteBehind, kvstore.Layout, kvstore.Stream],
+    [
+        kvstore.Store,
+        kvstore.Namespace,
+        kvstore.Lease,
+        kvstore.SessionTier,
+        kvstore.WriteBehind,
+        kvstore.Layout,
+        kvstore.Stream,
+        kvstore.Staging,
+        kvstore.Transfer,
+        kvstore.DeviceTransfer,
+    ],
 )
 def test_public_methods_are_documented(kind: type) -> None:
     """Every public method and property of the classes that people use says what it does."""

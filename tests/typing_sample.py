@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from kvstore import (
     Captured,
+    DeviceArray,
+    DeviceTransfer,
     Engine,
     KVStoreError,
     Layout,
@@ -18,10 +20,12 @@ from kvstore import (
     Restored,
     SaveResult,
     SessionTier,
+    Staging,
     State,
     StateHash,
     Store,
     Stream,
+    Transfer,
     as_tokens,
     errors,
     image_tokens,
@@ -92,3 +96,16 @@ def by_hand(store: Store, tokens: npt.NDArray[np.int64]) -> float:
             length += int(first.shape[0]) + lease.blocks[0].payload.nbytes
     hashed: StateHash = state_hash(LAYOUT, arrays, 5)
     return result.seconds + length + len(hashed.differing(hashed)) + store.stats().blocks + len(store.verify(deep=True).problems)
+
+
+def layer_by_layer(store: Store, tokens: list[int], arrays: dict[str, npt.NDArray[np.float16]], on_device: list[int]) -> int:
+    """Restore with the first layers early, on the host and on a device."""
+    with store.namespace(LAYOUT).lease(tokens) as lease, Staging(64 << 20, device=0) as staging:
+        host: Transfer = lease.start_copy(arrays, threads=2)
+        given = {"k": DeviceArray(on_device[0], (4096, 8, 64), 2)}
+        device: DeviceTransfer = lease.to_device(given, staging=staging, ring=3)
+        with host, device:
+            for name in host.names:
+                host.wait(name, timeout=1.0)
+            device.wait("k", stream=on_device[1])
+            return len(device.names) + staging.in_use

@@ -6,7 +6,8 @@ as addresses, and whoever passes them vouches for the memory behind them.
 """
 
 from kvstore.kernel.checksum import crc32c, crc32c_paths, crc32c_with, force_crc32c
-from kvstore.kernel.copying import SEGMENT_ALIGN, default_threads, gather, payload_bytes, scatter
+from kvstore.kernel.copying import SEGMENT_ALIGN, check_destinations, default_threads, gather, payload_bytes, scatter
+from kvstore.kernel.cuda import CudaDevice, CudaDriver, CudaEvent
 from kvstore.kernel.filemap import FileMap
 from kvstore.kernel.restoring import FileSource, Restored, progress_wait, read_error, restore
 from kvstore.kernel.rows import Rows
@@ -14,11 +15,15 @@ from kvstore.kernel.window import Window
 
 __all__ = [
     "SEGMENT_ALIGN",
+    "CudaDevice",
+    "CudaDriver",
+    "CudaEvent",
     "FileMap",
     "FileSource",
     "Restored",
     "Rows",
     "Window",
+    "check_destinations",
     "crc32c",
     "crc32c_paths",
     "crc32c_with",

@@ -16,7 +16,7 @@ from kvstore.kernel.rows import Rows
 if TYPE_CHECKING:
     from kvstore.kernel._native import CData
 
-__all__ = ["SEGMENT_ALIGN", "default_threads", "gather", "payload_bytes", "scatter"]
+__all__ = ["SEGMENT_ALIGN", "check_destinations", "default_threads", "gather", "payload_bytes", "scatter"]
 
 SEGMENT_ALIGN: int = 64
 """Segments of a payload start at multiples of this many bytes. On disk: never changes within a format version."""
@@ -185,6 +185,17 @@ def check_scatter(job: Job, rows: Sequence[Rows]) -> None:
         i = int((job.used > job.tokens).argmax())
         raise ValueError(f"used[{i}] is {job.used[i]}, more than the {job.tokens[i]} tokens of the block")
     _check_blocks_apart(job.first, job.used)
+    _check_destinations_apart(rows)
+
+
+def check_destinations(rows: Sequence[Rows]) -> None:
+    """Refuse destinations that `scatter` would refuse, also where they are to be written by several calls.
+
+    Raises
+    ------
+    ValueError
+        One is read-only, overlaps itself or overlaps another one.
+    """
     _check_destinations_apart(rows)
 
 

@@ -13,13 +13,16 @@ from kvstore.errors import ArrayError, BlockDamaged, IndexDamaged, LeaseClosedEr
 from kvstore.ids import TokenArray, token_bytes
 from kvstore.kernel import Rows
 from kvstore.layout import Stream
+from kvstore.leases.device import DeviceTransfer, start_device_copy
 from kvstore.leases.fill import Filler
 from kvstore.leases.located import Located, locate_rows, locate_states
 from kvstore.leases.mapped import Mapped, map_blocks
 from kvstore.leases.match import Found, find_prefix
 from kvstore.leases.pin import Pin
+from kvstore.leases.transfer import Source, Transfer, start_copy
 from kvstore.records.states import unpack_states
 from kvstore.scope import NamespaceScope
+from kvstore.staging import Staging
 
 __all__ = ["Lease", "LeasedBlock", "open_lease"]
 
@@ -196,6 +199,84 @@ class Lease:
         self._filler.rows(self._destinations(arrays), threads=threads)
         named = [stream for name, (_, stream) in self._streams.items() if name in arrays]
         self._scope.store.counters.restored_bytes += sum(s.rows(self.length) * s.row_bytes for s in named)
+
+    def start_copy(self, arrays: Mapping[str, StreamArray], *, threads: int | None = None) -> Transfer:
+        """Do the same as `copy_into` on a thread of its own, stream after stream in layout order.
+
+        So an engine can start on the first layers while the others come. The arrays belong to the transfer until it is over:
+        nobody reads a stream before it was waited for, or writes any. The lease may end meanwhile.
+
+        Parameters
+        ----------
+        arrays, threads
+            As for `copy_into`.
+
+        Returns
+        -------
+        Transfer
+            What to wait on.
+
+        Raises
+        ------
+        ArrayError
+            When an array doesn't fit, before a byte moves. What happens later is raised by the transfer.
+        LeaseClosedError
+            After the lease has ended.
+        """
+        source = self._source()
+        rows = self._destinations(arrays)
+        return start_copy(source, rows, [i for name, (i, _) in self._streams.items() if name in arrays], threads)
+
+    def to_device(
+        self,
+        destinations: Mapping[str, object],
+        *,
+        staging: Staging,
+        stream: int | None = None,
+        threads: int | None = None,
+        ring: int = 2,
+    ) -> DeviceTransfer:
+        """Copy rows [0, length) of every named stream to a CUDA device, stream after stream in layout order.
+
+        A thread of its own fills and checks one staging buffer while the one before is on its way. When a block turns out to be
+        damaged, none of its rows that failed are copied and the transfer fails; what was computed on streams that had come
+        before is to be thrown away. States are had with `states()`, on the host.
+
+        Parameters
+        ----------
+        destinations : mapping of str to array
+            Any of the layout's streams: objects with `__dlpack__` (PyTorch, CuPy, JAX) or `__cuda_array_interface__`, or a
+            `DeviceArray`. Each has the stream's shape and elements of its size, and along its token axis at least the rows of
+            `length` positions. What lies behind the token axis is contiguous, and each row apart from the next; other strides
+            are free. Not overlapping. They are kept until the transfer is over.
+        staging : Staging
+            Buffers of the same device.
+        stream : int, optional
+            The CUDA stream to copy on; by default one of the transfer's own, which waits for what was queued on the
+            destinations as far as they name a stream (DLPack and `__cuda_array_interface__` do).
+        threads : int, optional
+            Threads to fill buffers with, as for `copy_into`.
+        ring : int
+            Staging buffers to use in turn.
+
+        Returns
+        -------
+        DeviceTransfer
+            What to wait on, on the host or by a CUDA stream.
+
+        Raises
+        ------
+        ArrayError
+            When a destination or a staging buffer doesn't fit, before a byte moves.
+        DeviceError
+            The staging buffers have no device, or it fails.
+        LeaseClosedError
+            After the lease has ended. What happens later is raised by the transfer.
+        """
+        return start_device_copy(self._source(), destinations, staging, stream, threads, ring)
+
+    def _source(self) -> Source:
+        return Source(self._scope, self._open(), self._filler, self._located, self.length)
 
     def _destinations(self, arrays: Mapping[str, StreamArray]) -> list[Rows]:
         check_named(self._scope.layout, arrays, all_of_them=False)

@@ -1,4 +1,4 @@
-"""Host buffers that are reused: fresh memory costs a page fault for every 4 KiB, several times what copying them costs."""
+"""Buffers for saving that are reused: fresh memory costs a page fault for every 4 KiB, several times what copying them costs."""
 
 from __future__ import annotations
 

@@ -1,0 +1,352 @@
+"""Copies that run on a thread of their own, stream after stream, so that who asked can start on the first ones."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TypeVar
+
+from kvstore.errors import ArrayError, ForkedStoreError, TransferCancelled, TransferTimeout
+from kvstore.kernel import Rows, check_destinations
+from kvstore.layout import Stream
+from kvstore.leases.fill import Filler
+from kvstore.leases.located import Located
+from kvstore.leases.pin import Pin
+from kvstore.scope import NamespaceScope
+
+__all__ = ["Source", "Transfer", "Work", "late", "start_copy"]
+
+_log = logging.getLogger("kvstore")
+_T = TypeVar("_T", bound="Transfer")
+
+_CALL_BYTES = 4 << 20  # streams are copied together until a call moves this much
+_EXIT_SECONDS = 5.0  # what the end of the interpreter waits for transfers that it has cancelled
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """What a transfer copies from: a lease's bytes, without the lease.
+
+    Attributes
+    ----------
+    scope : NamespaceScope
+        Where the blocks belong.
+    pin : Pin
+        What keeps them in place. The transfer holds it until it is over.
+    filler : Filler
+        What copies and checks.
+    located : Located
+        The blocks of rows.
+    length : int
+        Leading tokens of the lease.
+    """
+
+    scope: NamespaceScope
+    pin: Pin
+    filler: Filler
+    located: Located
+    length: int
+
+    def skipped(self) -> list[Rows]:
+        """Rows for a copy that leaves all streams out."""
+        return [Rows.skip(row_bytes=s.row_bytes, tokens_per_row=s.tokens_per_row) for s in self.scope.layout.streams]
+
+    def restored(self, streams: Sequence[Stream]) -> None:
+        """Count what was copied."""
+        self.scope.store.counters.restored_bytes += sum(s.rows(self.length) * s.row_bytes for s in streams)
+
+
+class Work:
+    """What a transfer's thread does. It holds all that it touches, and no reference to the handle that the caller has.
+
+    Subclasses say in `copy` what is done; it raises what went wrong, and when it returns or raises nothing touches the
+    destinations any more.
+    """
+
+    def __init__(self, source: Source, streams: Sequence[Stream]) -> None:
+        self.source = source
+        self.streams = tuple(streams)
+        # re-entrant, because a handle may die in a garbage collection that starts while the lock is held
+        self.changed = threading.Condition(threading.RLock())
+        self.reached: set[str] = set()
+        self.error: BaseException | None = None
+        self.over = False
+        self._stop = False
+        self._told = False  # the error was raised to somebody, or logged
+        self._abandoned = False
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="kvstore-transfer", daemon=True)
+
+    def copy(self) -> None:
+        """Do the work on the transfer's thread."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Let go of the destinations: the work is over, or was never begun."""
+
+    def start(self) -> None:
+        """Begin. If that fails nothing is held."""
+        self.source.pin.hold()
+        _live.add(self)
+        try:
+            self._thread.start()
+        except BaseException:
+            _live.discard(self)
+            self.source.pin.drop()
+            raise
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        for step in (self.copy, self.release, self.source.pin.drop):
+            try:
+                step()
+            except BaseException as raised:
+                error = error or raised
+                # what the frames hold (arrays, buffers) would live as long as the error
+                traceback.clear_frames(raised.__traceback__)
+        _live.discard(self)
+        with self.changed:
+            self.error, self.over = error, True
+            self.changed.notify_all()
+            if self._abandoned:
+                self._log_error()
+
+    def reach(self, *names: str) -> None:
+        """Let those go on who wait for these streams."""
+        with self.changed:
+            self.reached.update(names)
+            self.changed.notify_all()
+
+    def check_stop(self) -> None:
+        """Raise TransferCancelled if that was asked for."""
+        if self._stop:
+            raise TransferCancelled("the transfer was cancelled; what it has written is undefined")
+
+    def check_process(self) -> None:
+        """Refuse a forked child: the thread is the parent's."""
+        if os.getpid() != self._pid:
+            raise ForkedStoreError("this transfer was begun before the process was forked; it goes on in the parent only")
+
+    def stop(self) -> None:
+        """Ask the thread to end soon."""
+        self._stop = True
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the thread's end."""
+        self._thread.join(timeout)
+
+    def await_for(self, there: Callable[[], bool], timeout: float | None, what: str) -> None:
+        """Wait until something is there or the work is over, and raise its error if it failed. `changed` is held."""
+        if not self.changed.wait_for(lambda: self.over or there(), timeout):
+            raise late(what, timeout)
+        self.check()
+
+    def check(self) -> None:
+        """Raise the error that ended the work, if one did."""
+        if self.error is not None:
+            self._told = True
+            raise self.error
+
+    def abandon(self) -> None:
+        """Nobody waits any more: end early, unless all streams are on their way, and tell the log what nobody was told."""
+        if os.getpid() != self._pid:
+            return  # a child has a copy of the handle, and of the lock as it was
+        with self.changed:
+            if self.over:
+                self._log_error()
+                return
+            self._abandoned = True
+            if len(self.reached) < len(self.streams):
+                _log.warning(
+                    "a transfer was dropped before it was finished: it is cancelled; call finish() or use it in a with block"
+                )
+                self.stop()
+
+    def _log_error(self) -> None:
+        if self.error is not None and not self._told and not isinstance(self.error, TransferCancelled):
+            self._told = True
+            _log.error("a transfer failed and nobody asked: %s: %s", type(self.error).__name__, self.error)
+
+
+def late(what: str, timeout: float | None) -> TransferTimeout:
+    """The error of a wait that took too long."""
+    return TransferTimeout(f"{what} did not come within {timeout} s; the transfer goes on, wait again or cancel it")
+
+
+class Transfer:
+    """A copy under way: what it copies can be waited for stream by stream, in layout order. Thread-safe.
+
+    Use it in a `with` block: leaving it finishes the transfer, and leaving it by an exception cancels it. If it fails, what
+    was done with early streams is to be thrown away: waits raise its error from then on, also for streams that are there. It
+    pins the lease's bytes until it is over, so the lease may end before it. One that is dropped without being finished is
+    cancelled; its error, if nobody was told, is logged.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The streams, in the order in which they come.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.names = tuple(stream.name for stream in work.streams)
+        self._work = work
+
+    def __enter__(self: _T) -> _T:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.finish()
+        else:
+            self.cancel()
+
+    def __del__(self) -> None:
+        work = getattr(self, "_work", None)
+        if work is not None:
+            work.abandon()
+
+    def wait(self, name: str, timeout: float | None = None) -> None:
+        """Wait until a stream's rows are in place and checked.
+
+        Parameters
+        ----------
+        name : str
+            One of `names`.
+        timeout : float, optional
+            Seconds; for ever by default.
+
+        Raises
+        ------
+        ArrayError
+            The transfer has no such stream.
+        TransferTimeout
+            They did not come in time; the transfer goes on.
+        BlockDamaged, TransferCancelled
+            What ended the transfer.
+        """
+        work = self._known(name)
+        with work.changed:
+            work.await_for(lambda: name in work.reached, timeout, f"stream {name!r}")
+
+    def ready(self, name: str) -> bool:
+        """Whether `wait` would return at once. Raises what `wait` raises, but never waits."""
+        work = self._known(name)
+        with work.changed:
+            work.check()
+            return name in work.reached
+
+    def finish(self, timeout: float | None = None) -> None:
+        """Wait until everything is in place and checked. Raises as `wait`."""
+        work = self._work
+        work.check_process()
+        with work.changed:
+            work.await_for(lambda: False, timeout, "the end of the transfer")
+
+    def cancel(self) -> None:
+        """End the transfer soon, and wait until nothing touches the destinations any more. Does nothing once it is over.
+
+        What was written is undefined. Waits raise TransferCancelled from then on, unless all was in place already.
+        """
+        self._work.check_process()
+        self._work.stop()
+        self._work.join()
+
+    def _known(self, name: str) -> Work:
+        if name not in self.names:
+            raise ArrayError(f"the transfer has no stream {name!r}; it has {list(self.names)}")
+        self._work.check_process()
+        return self._work
+
+    def __repr__(self) -> str:
+        work = self._work
+        state = "failed" if work.error is not None else "done" if work.over else "under way"
+        return f"<{type(self).__name__} {state}: {len(work.reached)} of {len(self.names)} streams>"
+
+
+class _HostCopy(Work):
+    """Streams into the caller's arrays, some MiB at a call."""
+
+    def __init__(self, source: Source, rows: Sequence[Rows], named: Sequence[int], threads: int | None) -> None:
+        layout = source.scope.layout
+        super().__init__(source, [layout.streams[i] for i in named])
+        self._rows: list[Rows] = list(rows)
+        self._named = list(named)
+        self._threads = threads
+
+    def copy(self) -> None:
+        """See `Work.copy`."""
+        skipped = self.source.skipped()
+        for group in self._groups():
+            self.check_stop()
+            rows = [row if index in group else skipped[index] for index, row in enumerate(self._rows)]
+            self.source.filler.rows(rows, threads=self._threads)
+            self.reach(*(self.source.scope.layout.streams[index].name for index in group))
+        self.source.restored(self.streams)
+
+    def release(self) -> None:
+        """See `Work.release`."""
+        self._rows = []
+
+    def _groups(self) -> list[list[int]]:
+        """The first stream alone, since the engine waits for it; then as many together as make a call worth while."""
+        groups: list[list[int]] = []
+        size = _CALL_BYTES
+        for index in self._named:
+            stream = self.source.scope.layout.streams[index]
+            if size >= _CALL_BYTES:
+                groups.append([])
+                size = 0
+            groups[-1].append(index)
+            size = _CALL_BYTES if len(groups) == 1 else size + stream.rows(self.source.length) * stream.row_bytes
+        return groups
+
+
+def start_copy(source: Source, rows: Sequence[Rows], named: Sequence[int], threads: int | None) -> Transfer:
+    """Start copying streams into arrays.
+
+    Parameters
+    ----------
+    source : Source
+        The lease's bytes.
+    rows : sequence of Rows
+        One for each stream of the layout; skipped where it isn't wanted or has no rows yet.
+    named : sequence of int
+        The streams that were asked for, ascending.
+    threads : int or None
+        As for `Filler.rows`.
+
+    Raises
+    ------
+    ArrayError
+        When the memory can't be written, before a byte moves.
+    """
+    try:
+        check_destinations(rows)
+    except ValueError as error:
+        raise ArrayError(f"the destinations cannot be written: {error}") from error
+    work = _HostCopy(source, rows, named, threads)
+    work.start()
+    return Transfer(work)
+
+
+_live: set[Work] = set()
+
+
+def _end_all() -> None:
+    """Cancel what is under way when the interpreter ends, so that no thread copies while the process is taken down."""
+    works = list(_live)
+    for work in works:
+        work.stop()
+    deadline = time.monotonic() + _EXIT_SECONDS
+    for work in works:
+        work.join(max(0.0, deadline - time.monotonic()))
+
+
+atexit.register(_end_all)
