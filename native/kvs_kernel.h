@@ -149,6 +149,9 @@ int kvs_restore(const kvs_source *source, const kvs_rows *rows, size_t streams, 
  */
 int kvs_progress_wait(const int32_t *progress, int milliseconds);
 
+/* Sets *progress and wakes who waits for it: where no kvs_restore will. */
+void kvs_progress_set(int32_t *progress, int32_t value);
+
 /*
  * Maps the first `length` bytes of a file read-only and shared. The file may
  * be shorter: pages behind its end become readable when it grows. The map

@@ -81,7 +81,7 @@ typedef struct call {
 static pthread_mutex_t progress_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t progress_made = PTHREAD_COND_INITIALIZER;
 
-static void publish(int32_t *progress, int32_t value) {
+void kvs_progress_set(int32_t *progress, int32_t value) {
     pthread_mutex_lock(&progress_lock);
     __atomic_store_n(progress, value, __ATOMIC_RELEASE);
     pthread_cond_broadcast(&progress_made);
@@ -389,7 +389,7 @@ static void finish_stream(call *k, size_t s) {
     for (size_t b = 0; b < k->blocks && sound; b++)
         sound = !__atomic_load_n(&k->errors[b], __ATOMIC_RELAXED) &&
                 k->sums[b * k->streams + s] == k->expected[b * k->streams + s];
-    publish(&k->progress[s], sound ? 1 : -1);
+    kvs_progress_set(&k->progress[s], sound ? 1 : -1);
 }
 
 static void run_piece(void *context, size_t i) {
