@@ -1,8 +1,14 @@
-/* What of a file the page cache has, by cachestat where the system has it (Linux 6.5), else by mincore. */
+/*
+ * What of a file the page cache has, by cachestat where the system has it (Linux 6.5), else by mincore.
+ *
+ * Both look at every page of a range: 10 ms for 1.6 GB in pages of 4 KiB, where copying all of it takes 80. Memory is
+ * given back in runs, so a page here and there tells nearly as much.
+ */
 #define _GNU_SOURCE
 #include "residency.h"
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -19,30 +25,27 @@ struct cache_state {
     uint64_t cached, dirty, writeback, evicted, recently_evicted;
 };
 
-enum { SHARE = 16 }; /* one page of so many may be missing: reading it by a fault costs less than reading all past the cache */
-
-static bool by_mincore(const kvs_source *source, uint64_t offset, uint64_t pages, uint64_t page) {
-    unsigned char present[1024];
-    uint64_t missing = 0, step;
-    for (uint64_t at = 0; at < pages; at += step) {
-        step = pages - at < sizeof present ? pages - at : sizeof present;
-        if (mincore((void *)(uintptr_t)(source->map + offset + at * page), step * page, present)) return true;
-        for (uint64_t i = 0; i < step; i++) missing += !(present[i] & 1);
-        if (missing * SHARE > pages) return false;
-    }
-    return true;
-}
-
-bool kvs_resident(const kvs_source *source, uint64_t offset, size_t length) {
+static bool has_page(const kvs_source *source, uint64_t offset, uint64_t page) {
     static atomic_bool no_cachestat;
-    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    const uint64_t start = offset / page * page, pages = (offset + length - start + page - 1) / page;
     if (!atomic_load_explicit(&no_cachestat, memory_order_relaxed)) {
-        struct cache_range range = {start, pages * page};
+        struct cache_range range = {offset, page};
         struct cache_state state;
-        if (!syscall(SYS_cachestat, (unsigned)source->fd, &range, &state, 0))
-            return (pages - (state.cached < pages ? state.cached : pages)) * SHARE <= pages;
+        if (!syscall(SYS_cachestat, (unsigned)source->fd, &range, &state, 0)) return state.cached;
         atomic_store_explicit(&no_cachestat, true, memory_order_relaxed);
     }
-    return by_mincore(source, start, pages, page);
+    unsigned char present;
+    return mincore((void *)(uintptr_t)(source->map + offset), page, &present) || (present & 1);
+}
+
+kvs_residency kvs_look(const kvs_source *source, uint64_t offset, size_t length, size_t step) {
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    bool some = false, all = true;
+    for (uint64_t at = 0; at < length && (all || !some); at += step) {
+        /* In the middle: what was read beside the range, such as a header in front of it, often brings its ends along. */
+        const uint64_t middle = at + (length - at < step ? length - at : step) / 2;
+        const bool present = has_page(source, (offset + middle) / page * page, page);
+        some = some || present;
+        all = all && present;
+    }
+    return all ? KVS_ALL_CACHED : some ? KVS_SOME_CACHED : KVS_NONE_CACHED;
 }

@@ -26,6 +26,8 @@
 enum {
     PIECE = 1 << 20,     /* bytes of one read */
     WAITED_PIECE = PIECE / 2, /* where somebody waits for the first streams */
+    LOOK = 1 << 20,      /* bytes of which one page is looked for in the page cache */
+    CLOSE_LOOK = 256 << 10, /* where some are there and some not */
     LEAST_READERS = 4,   /* reads under way at once: twice the threads, within these limits */
     MOST_READERS = 16,
     PART = 256 << 10,    /* a part of a segment in the page cache isn't smaller than this */
@@ -148,9 +150,22 @@ static bool add_cold(call *k, uint32_t b, uint32_t s, uint32_t end, bool direct)
     return true;
 }
 
-/* Segments of a block in pieces; `streams` that are skipped part them. */
+/* From the first wanted segment of a block to the end of the last: a look at a few of its pages. */
+static kvs_residency look_at_block(const call *k, uint32_t b) {
+    uint64_t from = 0, to = 0;
+    for (uint32_t s = 0; s < k->streams; s++)
+        if (k->rows[s].base) {
+            const uint64_t start = segment_offset(k, s, b);
+            if (!to) from = start;
+            to = start + segment_bytes(k, s, b);
+        }
+    return to > from ? kvs_look(k->source, from, to - from, LOOK) : KVS_ALL_CACHED;
+}
+
+/* Segments of a block in pieces; streams that are skipped part them. */
 static bool plan_block(call *k, uint32_t b, bool direct) {
     const uint64_t most = k->progress ? WAITED_PIECE : PIECE;
+    const kvs_residency block = look_at_block(k, b);
     for (uint32_t s = 0, end; s < k->streams; s = end) {
         end = s + 1;
         if (!k->rows[s].base) continue;
@@ -161,7 +176,10 @@ static bool plan_block(call *k, uint32_t b, bool direct) {
             if (further - from > most) break;
             to = further;
         }
-        if (to == from || kvs_resident(k->source, from, to - from)) {
+        bool cached = to == from || block == KVS_ALL_CACHED;
+        if (block == KVS_SOME_CACHED && !cached)
+            cached = kvs_look(k->source, from, to - from, CLOSE_LOOK) == KVS_ALL_CACHED;
+        if (cached) {
             for (uint32_t one = s; one < end; one++)
                 if (!add_cached(k, b, one)) return false;
         } else if (!add_cold(k, b, s, end, direct)) {
