@@ -7,7 +7,7 @@ from pathlib import Path
 from cffi import FFI
 
 NATIVE = Path(__file__).resolve().parent if "__file__" in globals() else Path("native").resolve()
-SOURCES = ["crc32c.c", "crc32c_portable.c", "crc32c_x86.c", "crc32c_arm64.c", "copy.c", "pool.c", "map.c"]
+SOURCES = ["crc32c.c", "crc32c_portable.c", "crc32c_x86.c", "crc32c_arm64.c", "copy.c", "pool.c", "map.c", "headers.c"]
 HEADERS = ["kvs_kernel.h", "crc32c.h", "pool.h"]
 
 

@@ -8,8 +8,11 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import lmdb
+import numpy as np
+import numpy.typing as npt
 
 from kvstore.env.transactions import Databases, Reader, Writer, translated
 from kvstore.errors import (
@@ -21,7 +24,7 @@ from kvstore.errors import (
     StoreDamagedError,
     WriteLockTimeout,
 )
-from kvstore.kernel import FileMap
+from kvstore.kernel import FileMap, read_headers
 from kvstore.locks import FileLock
 from kvstore.records.constants import DATA_FILE, LMDB_LOCK_FILE, MAX_READERS
 from kvstore.records.meta import STORE_KEY, SWEEP_KEY, StoreRecord, encode_sweep
@@ -283,6 +286,12 @@ class Environment:
     def pread(self, length: int, offset: int) -> bytes:
         """Read from the data file, so that a bad sector or a truncation is an error and not a signal."""
         return os.pread(self._data_fd, length, offset)
+
+    def read_headers(
+        self, offsets: npt.NDArray[np.int64], expected: npt.NDArray[Any], sums: int
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int32]]:
+        """Read many headers from the data file at once and check them: see `kvstore.kernel.read_headers`."""
+        return read_headers(self._data_fd, offsets, expected, sums)
 
     def file_bytes(self) -> int:
         """Bytes that the store's directory takes on disk now."""

@@ -8,6 +8,7 @@ as addresses, and whoever passes them vouches for the memory behind them.
 from kvstore.kernel.checksum import crc32c, crc32c_paths, crc32c_with, force_crc32c
 from kvstore.kernel.copying import SEGMENT_ALIGN, default_threads, gather, payload_bytes, scatter
 from kvstore.kernel.filemap import FileMap
+from kvstore.kernel.headers import crc32c_each, read_headers
 from kvstore.kernel.rows import Rows
 
 __all__ = [
@@ -15,11 +16,13 @@ __all__ = [
     "FileMap",
     "Rows",
     "crc32c",
+    "crc32c_each",
     "crc32c_paths",
     "crc32c_with",
     "default_threads",
     "force_crc32c",
     "gather",
     "payload_bytes",
+    "read_headers",
     "scatter",
 ]

@@ -15,6 +15,7 @@ class _Lib:
     KVS_SEGMENT_ALIGN: int
     KVS_MAX_DIMS: int
     KVS_MAX_THREADS: int
+    KVS_MAX_PREFIX: int
     def kvs_crc32c(self, seed: int, data: bytes | CData, length: int) -> int: ...
     def kvs_crc32c_with(self, path: bytes, seed: int, data: bytes | CData, length: int, result: CData) -> int: ...
     def kvs_crc32c_path(self, i: int) -> CData: ...
@@ -50,6 +51,19 @@ class _Lib:
     def kvs_map_populate(self, address: int, length: int) -> int: ...
     def kvs_map_discard(self, address: int, length: int) -> int: ...
     def kvs_map_close(self, address: int, length: int) -> int: ...
+    def kvs_crc32c_each(self, data: CData, count: int, length: int, skip: int, sums: CData) -> None: ...
+    def kvs_read_headers(
+        self,
+        fd: int,
+        count: int,
+        offsets: CData,
+        expected: CData,
+        prefix: int,
+        sums: int,
+        found: CData,
+        status: CData,
+        threads: int,
+    ) -> None: ...
 
 ffi: _FFI
 lib: _Lib
