@@ -88,8 +88,10 @@ class RefColumns:
     def decode(cls, block_ids: Sequence[bytes], raws: Sequence[bytes | None]) -> RefColumns:
         """Decode the records found under these ids (32 bytes each); None stands for one that isn't there. Raises nothing."""
         size = _REF.itemsize
-        missing = bytes(size)  # no record of zeros is whole
-        joined = b"".join([raw if raw is not None and len(raw) == size else missing for raw in raws])
+        if None in raws or set(map(len, raws)) != {size}:  # type: ignore[arg-type]  # none of them is None here
+            missing = bytes(size)  # no record of zeros is whole
+            raws = [raw if raw is not None and len(raw) == size else missing for raw in raws]
+        joined = b"".join(raws)  # type: ignore[arg-type]
         records = np.frombuffer(joined, _REF)
         whole = records["crc"] == crc32c_each(joined, size, skip=_CRC_BYTES)
         whole &= (records["type"] == REF_TYPE) & (records["version"] == RECORD_VERSION) & (records["key_bytes"] == ID_BYTES)
