@@ -228,6 +228,16 @@ def test_the_header_of_another_block(namespace: Namespace) -> None:
     assert_refused_at(namespace, VICTIM, "another block")
 
 
+def test_a_block_longer_than_the_file(namespace: Namespace) -> None:
+    """Where record and header agree on a length that the file can't have, the block is refused before anything looks there."""
+    offset = places(namespace)[VICTIM][1]
+    block_id, ref = ref_of(namespace, VICTIM)
+    head = read_at(namespace, offset, HEADER)
+    write_at(namespace, offset, summed(head[:88] + (1 << 40).to_bytes(8, "little") + head[96:]))
+    rewrite(namespace, ref.encode(block_id), replace(ref, payload_bytes=1 << 40).encode(block_id))
+    assert_refused_at(namespace, VICTIM, "do not lie in the file")
+
+
 @pytest.mark.parametrize("header_first", [True, False])
 def test_the_first_of_several(namespace: Namespace, header_first: bool) -> None:
     """Of a bad reference record and a bad header, the one that comes first in the prompt is refused first."""
