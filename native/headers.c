@@ -5,7 +5,6 @@
 #define _GNU_SOURCE
 #include "crc32c.h"
 #include "kvs_kernel.h"
-#include "pool.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,9 +24,8 @@ typedef struct batch {
     int fd;
     const int64_t *offsets;
     const char *expected;
-    size_t count, prefix, sums;
+    size_t prefix, sums;
     uint32_t *found;
-    int32_t *status;
 } batch;
 
 void kvs_crc32c_each(const char *data, size_t count, size_t length, size_t skip, uint32_t *sums) {
@@ -55,19 +53,6 @@ static int32_t read_one(const batch *b, size_t i, bool wait) {
     return crc == said ? 0 : EBADMSG;
 }
 
-/* Headers that one task of the first pass takes: some 25 us, were they all in the page cache. */
-enum { TOGETHER = 32 };
-
-static void try_some(void *context, size_t task) {
-    batch *b = context;
-    const size_t end = (task + 1) * TOGETHER < b->count ? (task + 1) * TOGETHER : b->count;
-    for (size_t i = task * TOGETHER; i < end; i++) {
-        b->status[i] = read_one(b, i, false);
-        if (b->status[i] == PENDING) /* a hint: its failure says nothing */
-            posix_fadvise(b->fd, b->offsets[i], (off_t)(b->prefix + 4 * b->sums + 4), POSIX_FADV_WILLNEED);
-    }
-}
-
 /*
  * The first pass takes what is in the page cache, and what isn't begins to be
  * read: since Linux 5.9 by the read that may not wait, before that, and where
@@ -75,17 +60,28 @@ static void try_some(void *context, size_t task) {
  * the second pass waits for one.
  *
  * Measured with 391 headers that lie 4 MiB apart on a virtual disk (ext4,
- * Linux 6.18, 2 cores): one after another 25 to 31 ms, this way 4.4 to 5.8, of
- * which half is handing them to the disk. With threads that wait instead: 2
- * take 16 to 21 ms, 4 take 11 to 14, 16 to 64 take 6 to 8; threads on top of this way gain
- * nothing. Nor does POSIX_FADV_RANDOM: reads so far apart bring no read-ahead
- * with them anyhow. In the page cache they take 0.27 ms on one thread and 0.15
- * on two.
+ * Linux 6.18, 2 cores): one after another 25 to 31 ms, this way 4.4 to 6.8, of
+ * which half is handing them to the disk. With threads that wait instead, 2
+ * take 16 to 21 ms, 4 take 11 to 14, 16 to 64 take 6 to 8; threads on top of
+ * this way gain nothing. Nor does POSIX_FADV_RANDOM: reads so far apart bring
+ * no read-ahead with them anyhow. In the page cache they take 0.29 ms, on two
+ * threads as long: waking one up costs what it saves.
  */
 void kvs_read_headers(int fd, size_t count, const int64_t *offsets, const char *expected, size_t prefix, size_t sums,
-                      uint32_t *found, int32_t *status, int threads) {
-    batch b = {fd, offsets, expected, count, prefix, sums, found, status};
-    kvs_pool_run(try_some, &b, (count + TOGETHER - 1) / TOGETHER, threads);
-    for (size_t i = 0; i < count; i++)
-        if (status[i] == PENDING) status[i] = read_one(&b, i, true);
+                      uint32_t *found, int32_t *status) {
+    const batch b = {fd, offsets, expected, prefix, sums, found};
+    const off_t length = (off_t)(prefix + 4 * sums + 4);
+    size_t pending = 0;
+    for (size_t i = 0; i < count; i++) {
+        status[i] = read_one(&b, i, false);
+        if (status[i] == PENDING) {
+            posix_fadvise(fd, offsets[i], length, POSIX_FADV_WILLNEED); /* a hint: its failure says nothing */
+            pending++;
+        }
+    }
+    for (size_t i = 0; pending; i++)
+        if (status[i] == PENDING) {
+            status[i] = read_one(&b, i, true);
+            pending--;
+        }
 }

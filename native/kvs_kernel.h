@@ -148,9 +148,9 @@ void kvs_crc32c_each(const char *data, size_t count, size_t length, size_t skip,
  * status[i] receives 0; or the errno of the read; or EBADMSG where the file
  * ends or what lies there is not what was expected. Then the row of `found` is
  * undefined. What is not in the page cache is asked for all at once, then
- * waited for. At most `threads` threads work.
+ * waited for.
  */
 void kvs_read_headers(int fd, size_t count, const int64_t *offsets, const char *expected, size_t prefix, size_t sums,
-                      uint32_t *found, int32_t *status, int threads);
+                      uint32_t *found, int32_t *status);
 
 #endif

@@ -232,7 +232,7 @@ static void test_each_checksum(void) {
 }
 
 /* A file of headers 5000 bytes apart, of which some are damaged; every buffer ends where its memory ends. */
-static void read_some_headers(size_t count, size_t prefix, size_t sums, int threads, uint64_t seed) {
+static void read_some_headers(size_t count, size_t prefix, size_t sums, uint64_t seed) {
     const size_t length = prefix + 4 * sums + 4, apart = 5000;
     FILE *file = tmpfile();
     CHECK(file);
@@ -256,35 +256,33 @@ static void read_some_headers(size_t count, size_t prefix, size_t sums, int thre
         if (i % 5 == 3) offsets[i] = (int64_t)(count * apart + i); /* behind the end */
         if (i % 5 == 4) offsets[i] = -1 - (int64_t)i;
     }
-    kvs_read_headers(fd, count, offsets, (const char *)expected, prefix, sums, found, status, threads);
+    kvs_read_headers(fd, count, offsets, (const char *)expected, prefix, sums, found, status);
     for (size_t i = 0; i < count; i++) {
         const bool cut = i % 5 == 2 && i + 1 == count;
         CHECK(status[i] == (i % 5 == 4 ? EINVAL : i % 5 == 1 || i % 5 == 3 || cut ? EBADMSG : 0));
         CHECK(status[i] || !sums || !memcmp(found + i * sums, words + i * 4 * sums, 4 * sums));
     }
-    kvs_read_headers(-1, count, offsets, (const char *)expected, prefix, sums, found, status, threads);
+    kvs_read_headers(-1, count, offsets, (const char *)expected, prefix, sums, found, status);
     for (size_t i = 0; i < count; i++) CHECK(status[i] == (offsets[i] < 0 ? EINVAL : EBADF));
     free(expected), free(bytes), free(words), free(found), free(status), free(offsets);
     fclose(file);
 }
 
 static void *read_headers_again(void *argument) {
-    for (int round = 0; round < 10; round++) read_some_headers(130, 96, 16, 3, *(const uint64_t *)argument);
+    for (int round = 0; round < 10; round++) read_some_headers(130, 96, 16, *(const uint64_t *)argument);
     return NULL;
 }
 
 static void test_headers(void) {
-    for (int threads = 0; threads < 5; threads += 2) {
-        read_some_headers(1, 96, 16, threads, 1);
-        read_some_headers(3, 1, 1, threads, 2);
-        read_some_headers(33, 96, 0, threads, 3);
-        read_some_headers(200, KVS_MAX_PREFIX, 1000, threads, 4);
-    }
+    read_some_headers(1, 96, 16, 1);
+    read_some_headers(3, 1, 1, 2);
+    read_some_headers(33, 96, 0, 3);
+    read_some_headers(200, KVS_MAX_PREFIX, 1000, 4);
     pthread_t callers[3];
     uint64_t seeds[3] = {5, 6, 7};
     for (int i = 0; i < 3; i++) CHECK(!pthread_create(&callers[i], NULL, read_headers_again, &seeds[i]));
     for (int i = 0; i < 3; i++) pthread_join(callers[i], NULL);
-    kvs_read_headers(-1, 0, NULL, NULL, 1, 0, NULL, NULL, 4);
+    kvs_read_headers(-1, 0, NULL, NULL, 1, 0, NULL, NULL);
 }
 
 int main(void) {

@@ -62,7 +62,6 @@ class _Lib:
         sums: int,
         found: CData,
         status: CData,
-        threads: int,
     ) -> None: ...
 
 ffi: _FFI

@@ -8,12 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.kernel._native import ffi, lib
-from kvstore.kernel.copying import default_threads
 
 __all__ = ["crc32c_each", "read_headers"]
 
 _MAX_PREFIX: int = lib.KVS_MAX_PREFIX
-_MOST_THREADS = 4  # for a fraction of a millisecond of work
 
 
 def crc32c_each(records: bytes, length: int, *, skip: int = 0) -> npt.NDArray[np.uint32]:
@@ -97,6 +95,5 @@ def read_headers(
         sums,
         ffi.from_buffer("uint32_t[]", found, require_writable=True),
         ffi.from_buffer("int32_t[]", status, require_writable=True),
-        min(default_threads(), _MOST_THREADS),
     )
     return found.astype(np.uint32, copy=False), status
