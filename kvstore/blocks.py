@@ -8,6 +8,7 @@ the same id again and so heals every session that refers to it.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from kvstore.env import Environment, Reader, Writer
 from kvstore.errors import BlockDamaged, IndexDamaged
 from kvstore.records.block import BadRecord, BlockHeader, Geometry, Ref, header_bytes
+from kvstore.records.columns import RefColumns, header_heads
 from kvstore.records.constants import PAGE_HEADER
 
 __all__ = [
@@ -24,12 +26,14 @@ __all__ = [
     "counted",
     "drop_reference",
     "find",
+    "find_each",
     "mark_bad",
     "missing",
     "offset_of",
     "pages_to_put",
     "put",
     "read_header",
+    "read_headers",
     "set_count",
     "take_reference",
 ]
@@ -69,6 +73,11 @@ def find(txn: Reader | Writer, block_id: bytes) -> Ref | None:
     """Look up where a block lies; None when it isn't stored. Raises IndexDamaged."""
     raw = txn.get(block_id, txn.db.refs)
     return None if raw is None else Ref.decode(block_id, raw)
+
+
+def find_each(txn: Reader, block_ids: Sequence[bytes]) -> RefColumns:
+    """Look up many blocks at once. A record that is missing or damaged is one that isn't `whole`; `find` says what is wrong."""
+    return RefColumns.decode(block_ids, txn.get_each(block_ids, txn.db.refs))
 
 
 def offset_of(txn: Reader | Writer, block_id: bytes) -> int | None:
@@ -202,6 +211,12 @@ def read_header(environment: Environment, block_id: bytes, ref: Ref, sums: int, 
         When what lies there is not this block's header.
     """
     padded = header_bytes(sums)
+    if not padded <= ref.offset <= environment.map_bytes - ref.payload_bytes:
+        raise BlockDamaged(
+            f"block {block_id.hex()}: its {ref.payload_bytes} bytes at {ref.offset} do not lie in the file",
+            block_id=block_id,
+            offset=ref.offset,
+        )
     try:
         raw = environment.pread(BlockHeader.encoded_bytes(sums), ref.offset - padded)
         header = BlockHeader.decode(raw)
@@ -211,3 +226,26 @@ def read_header(environment: Environment, block_id: bytes, ref: Ref, sums: int, 
     if found != (block_id, ref.kind, ref.tokens, ref.payload_bytes, sums) or namespace not in (None, header.namespace):
         raise BlockDamaged(f"block {block_id.hex()}: its header is that of another block", block_id=block_id, offset=ref.offset)
     return header
+
+
+def read_headers(
+    environment: Environment, block_ids: Sequence[bytes], refs: RefColumns, sums: int, namespace: bytes
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
+    """Read and check the headers of many blocks of one namespace at once; those that aren't in the page cache, side by side.
+
+    Every check of `read_header` is made.
+
+    Returns
+    -------
+    found : uint32 array of shape (blocks, sums)
+        The checksums of each block; they mean nothing where it isn't whole.
+    whole : bool array of shape (blocks,)
+        Whether the block's reference record and its header are. `find` and `read_header` say what is wrong with one.
+    """
+    padded = header_bytes(sums)
+    inside = (refs.offset >= padded) & (refs.payload_bytes >= 0) & (refs.offset <= environment.map_bytes - refs.payload_bytes)
+    whole = refs.whole & inside
+    # what isn't whole is read at 0, where no header can lie
+    starts = np.where(whole, refs.offset - padded, 0)
+    found, status = environment.read_headers(starts, header_heads(block_ids, refs, sums, namespace), sums)
+    return found, whole & (status == 0)

@@ -19,6 +19,7 @@ SOURCES = [
     "residency.c",
     "restore.c",
     "cuda.c",
+    "headers.c",
 ]
 HEADERS = ["kvs_kernel.h", "crc32c.h", "pool.h", "copy.h", "guard.h", "residency.h"]
 

@@ -26,6 +26,9 @@
 /* Threads that may work on one call, its caller included. */
 #define KVS_MAX_THREADS 64
 
+/* Bytes that a header may have in front of its checksums. */
+#define KVS_MAX_PREFIX 256
+
 /*
  * The engine side of one stream: 64-bit fields only, so that the wrapper can
  * pack it without asking the compiler about padding.
@@ -259,5 +262,26 @@ uint32_t kvs_cuda_event_destroy(kvs_cuda *d, uint64_t context, uint64_t event);
 uint32_t kvs_cuda_event_record(kvs_cuda *d, uint64_t context, uint64_t event, uint64_t stream);
 uint32_t kvs_cuda_event_query(kvs_cuda *d, uint64_t context, uint64_t event);
 uint32_t kvs_cuda_event_synchronize(kvs_cuda *d, uint64_t context, uint64_t event);
+
+/*
+ * CRC32C of each of `count` records of `length` bytes, which lie one behind
+ * another; the first `skip` bytes of each (at most `length`) are left out.
+ */
+void kvs_crc32c_each(const char *data, size_t count, size_t length, size_t skip, uint32_t *sums);
+
+/*
+ * Reads `count` headers of prefix + 4 * sums + 4 bytes from a file, number i
+ * at offsets[i], and checks them: each has to begin with the `prefix` bytes
+ * (at most KVS_MAX_PREFIX) at expected + i * prefix, and to end with the
+ * CRC32C, little-endian, of all before it. The 4 * sums bytes in between go to
+ * found + i * sums as they lie in the file.
+ *
+ * status[i] receives 0; or the errno of the read; or EBADMSG where the file
+ * ends or what lies there is not what was expected. Then the row of `found` is
+ * undefined. What is not in the page cache is asked for all at once, then
+ * waited for.
+ */
+void kvs_read_headers(int fd, size_t count, const int64_t *offsets, const char *expected, size_t prefix, size_t sums,
+                      uint32_t *found, int32_t *status);
 
 #endif

@@ -15,6 +15,9 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -309,8 +312,77 @@ static void test_cuda(const char *path) {
     free(d);
 }
 
+static void test_each_checksum(void) {
+    static const size_t lengths[] = {1, 4, 76, 300};
+    for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++)
+        for (size_t count = 0; count < 70; count += 23) {
+            const size_t n = lengths[k], skip = k % 2 ? 4 : 0;
+            unsigned char *data = noisy(n * count, n);
+            uint32_t *sums = malloc(sizeof *sums * (count ? count : 1));
+            CHECK(sums);
+            kvs_crc32c_each((const char *)data, count, n, skip, sums);
+            for (size_t i = 0; i < count; i++) CHECK(sums[i] == slow_crc(0, data + i * n + skip, n - skip));
+            free(data), free(sums);
+        }
+}
+
+/* A file of headers 5000 bytes apart, of which some are damaged; every buffer ends where its memory ends. */
+static void read_some_headers(size_t count, size_t prefix, size_t sums, uint64_t seed) {
+    const size_t length = prefix + 4 * sums + 4, apart = 5000;
+    FILE *file = tmpfile();
+    CHECK(file);
+    const int fd = fileno(file);
+    unsigned char *expected = noisy(count * prefix, seed), *bytes = noisy(length, seed);
+    unsigned char *words = malloc(count * 4 * sums + 1);
+    uint32_t *found = malloc(count * 4 * sums + 1);
+    int32_t *status = malloc(sizeof *status * count);
+    int64_t *offsets = malloc(sizeof *offsets * count);
+    CHECK(words && found && status && offsets);
+    for (size_t i = 0; i < count; i++) {
+        memcpy(bytes, expected + i * prefix, prefix);
+        for (size_t k = prefix; k < length - 4; k++) bytes[k] = (unsigned char)noise(&seed);
+        const uint32_t crc = slow_crc(0, bytes, length - 4);
+        for (size_t k = 0; k < 4; k++) bytes[length - 4 + k] = (unsigned char)(crc >> 8 * k);
+        if (sums) memcpy(words + i * 4 * sums, bytes + prefix, 4 * sums);
+        if (i % 5 == 1) bytes[noise(&seed) % length] ^= 0x10; /* wherever it is, it must not pass */
+        offsets[i] = (int64_t)(i * apart + i % 3);
+        CHECK(pwrite(fd, bytes, length, (off_t)offsets[i]) == (ssize_t)length);
+        if (i + 1 == count && i % 5 == 2) CHECK(!ftruncate(fd, (off_t)(offsets[i] + (int64_t)length - 1))); /* cut short */
+        if (i % 5 == 3) offsets[i] = (int64_t)(count * apart + i); /* behind the end */
+        if (i % 5 == 4) offsets[i] = -1 - (int64_t)i;
+    }
+    kvs_read_headers(fd, count, offsets, (const char *)expected, prefix, sums, found, status);
+    for (size_t i = 0; i < count; i++) {
+        const bool cut = i % 5 == 2 && i + 1 == count;
+        CHECK(status[i] == (i % 5 == 4 ? EINVAL : i % 5 == 1 || i % 5 == 3 || cut ? EBADMSG : 0));
+        CHECK(status[i] || !sums || !memcmp(found + i * sums, words + i * 4 * sums, 4 * sums));
+    }
+    kvs_read_headers(-1, count, offsets, (const char *)expected, prefix, sums, found, status);
+    for (size_t i = 0; i < count; i++) CHECK(status[i] == (offsets[i] < 0 ? EINVAL : EBADF));
+    free(expected), free(bytes), free(words), free(found), free(status), free(offsets);
+    fclose(file);
+}
+
+static void *read_headers_again(void *argument) {
+    for (int round = 0; round < 10; round++) read_some_headers(130, 96, 16, *(const uint64_t *)argument);
+    return NULL;
+}
+
+static void test_headers(void) {
+    read_some_headers(1, 96, 16, 1);
+    read_some_headers(3, 1, 1, 2);
+    read_some_headers(33, 96, 0, 3);
+    read_some_headers(200, KVS_MAX_PREFIX, 1000, 4);
+    pthread_t callers[3];
+    uint64_t seeds[3] = {5, 6, 7};
+    for (int i = 0; i < 3; i++) CHECK(!pthread_create(&callers[i], NULL, read_headers_again, &seeds[i]));
+    for (int i = 0; i < 3; i++) pthread_join(callers[i], NULL);
+    kvs_read_headers(-1, 0, NULL, NULL, 1, 0, NULL, NULL);
+}
+
 int main(int count, char **arguments) {
     test_checksums();
+    test_each_checksum();
     test_copies();
     test_pool();
 #ifndef __SANITIZE_THREAD__
@@ -322,6 +394,7 @@ int main(int count, char **arguments) {
     test_window((size_t)sysconf(_SC_PAGESIZE));
     test_window((size_t)3 << 20);
     test_cuda(count > 1 ? arguments[1] : NULL);
+    test_headers();
     puts("ok");
     return 0;
 }

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import lmdb
 import numpy as np
@@ -23,7 +24,7 @@ from kvstore.errors import (
     StoreDamagedError,
     WriteLockTimeout,
 )
-from kvstore.kernel import FileMap, FileSource, Window
+from kvstore.kernel import FileMap, FileSource, Window, read_headers
 from kvstore.locks import FileLock
 from kvstore.records.constants import DATA_FILE, LMDB_LOCK_FILE, MAX_READERS
 from kvstore.records.meta import STORE_KEY, SWEEP_KEY, StoreRecord, encode_sweep
@@ -303,6 +304,12 @@ class Environment:
     def pread(self, length: int, offset: int) -> bytes:
         """Read from the data file, so that a bad sector or a truncation is an error and not a signal."""
         return os.pread(self._data_fd, length, offset)
+
+    def read_headers(
+        self, offsets: npt.NDArray[np.int64], expected: npt.NDArray[Any], sums: int
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int32]]:
+        """Read many headers from the data file at once and check them: see `kvstore.kernel.read_headers`."""
+        return read_headers(self._data_fd, offsets, expected, sums)
 
     def file_bytes(self) -> int:
         """Bytes that the store's directory takes on disk now."""

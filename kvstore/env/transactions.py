@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,14 @@ class Reader:
         """Read a record as bytes; None when there is none."""
         try:
             return self._txn.get(key, None, db)  # type: ignore[return-value]  # bytes: begun without buffers
+        except lmdb.Error as error:
+            raise translate(error) from error
+
+    def get_each(self, keys: Iterable[bytes], db: Any) -> list[bytes | None]:
+        """Read many records of a database, in the order of the keys; None for those that there are not."""
+        get = self._txn.get
+        try:
+            return [get(key, None, db) for key in keys]  # type: ignore[misc]  # bytes: begun without buffers
         except lmdb.Error as error:
             raise translate(error) from error
 

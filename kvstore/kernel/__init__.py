@@ -9,6 +9,7 @@ from kvstore.kernel.checksum import crc32c, crc32c_paths, crc32c_with, force_crc
 from kvstore.kernel.copying import SEGMENT_ALIGN, check_destinations, default_threads, gather, payload_bytes, scatter
 from kvstore.kernel.cuda import CudaDevice, CudaDriver, CudaEvent
 from kvstore.kernel.filemap import FileMap
+from kvstore.kernel.headers import crc32c_each, read_headers
 from kvstore.kernel.restoring import FileSource, Restored, progress_end, progress_wait, read_error, restore
 from kvstore.kernel.rows import Rows
 from kvstore.kernel.window import Window
@@ -25,6 +26,7 @@ __all__ = [
     "Window",
     "check_destinations",
     "crc32c",
+    "crc32c_each",
     "crc32c_paths",
     "crc32c_with",
     "default_threads",
@@ -34,6 +36,7 @@ __all__ = [
     "progress_end",
     "progress_wait",
     "read_error",
+    "read_headers",
     "restore",
     "scatter",
 ]

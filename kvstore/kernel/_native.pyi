@@ -16,6 +16,7 @@ class _Lib:
     KVS_MAX_DIMS: int
     KVS_MAX_THREADS: int
     KVS_END_OF_FILE: int
+    KVS_MAX_PREFIX: int
     def kvs_crc32c(self, seed: int, data: bytes | CData, length: int) -> int: ...
     def kvs_crc32c_with(self, path: bytes, seed: int, data: bytes | CData, length: int, result: CData) -> int: ...
     def kvs_crc32c_path(self, i: int) -> CData: ...
@@ -110,6 +111,18 @@ class _Lib:
     def kvs_cuda_event_record(self, d: CData, context: int, event: int, stream: int) -> int: ...
     def kvs_cuda_event_query(self, d: CData, context: int, event: int) -> int: ...
     def kvs_cuda_event_synchronize(self, d: CData, context: int, event: int) -> int: ...
+    def kvs_crc32c_each(self, data: CData, count: int, length: int, skip: int, sums: CData) -> None: ...
+    def kvs_read_headers(
+        self,
+        fd: int,
+        count: int,
+        offsets: CData,
+        expected: CData,
+        prefix: int,
+        sums: int,
+        found: CData,
+        status: CData,
+    ) -> None: ...
 
 ffi: _FFI
 lib: _Lib

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
 from types import TracebackType
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -34,33 +36,46 @@ class LeasedBlock:
 
     Attributes
     ----------
-    block_id : bytes
-        32 bytes.
-    start : int
-        Position of its first row.
-    tokens : int
-        Positions of it that belong to the lease.
-    held_tokens : int
-        Positions that it holds rows for; more than `tokens` where the lease ends inside it.
     file_offset : int
         Offset of the payload in the data file, a multiple of 4 KiB.
     payload_bytes : int
         Length of the payload.
-    sums : ndarray of uint32
-        CRC32C of each stream's segment.
     """
 
-    __slots__ = ("_lease", "block_id", "file_offset", "held_tokens", "payload_bytes", "start", "sums", "tokens")
+    __slots__ = ("_index", "_lease", "_located", "file_offset", "payload_bytes")
 
-    def __init__(self, lease: Lease, located: Located, index: int) -> None:
+    def __init__(self, lease: Lease, located: Located, index: int, file_offset: int, payload_bytes: int) -> None:
         self._lease = lease
-        self.block_id = located.ids[index]
-        self.start = int(located.start[index])
-        self.tokens = int(located.used[index])
-        self.held_tokens = int(located.held[index])
-        self.payload_bytes = int(located.payload_bytes[index])
-        self.sums: npt.NDArray[np.uint32] = located.sums[index]
-        self.file_offset = int(located.offset[index])
+        self._located = located
+        self._index = index
+        self.file_offset = file_offset
+        self.payload_bytes = payload_bytes
+
+    @property
+    def block_id(self) -> bytes:
+        """32 bytes."""
+        return self._located.ids[self._index]
+
+    @property
+    def start(self) -> int:
+        """Position of its first row."""
+        return int(self._located.start[self._index])
+
+    @property
+    def tokens(self) -> int:
+        """Positions of it that belong to the lease."""
+        return int(self._located.used[self._index])
+
+    @property
+    def held_tokens(self) -> int:
+        """Positions that it holds rows for; more than `tokens` where the lease ends inside it."""
+        return int(self._located.held[self._index])
+
+    @property
+    def sums(self) -> npt.NDArray[np.uint32]:
+        """CRC32C of each stream's segment: uint32."""
+        found: npt.NDArray[np.uint32] = self._located.sums[self._index]
+        return found
 
     @property
     def payload(self) -> npt.NDArray[np.uint8]:
@@ -69,7 +84,7 @@ class LeasedBlock:
         Stays valid as long as it lives, after the lease too. Reading a page that the disk cannot deliver, or that was
         truncated away meanwhile, kills the process: copy instead where that matters.
         """
-        return self._lease._view(self.file_offset, self.payload_bytes)
+        return self._lease._open().view(self.file_offset, self.payload_bytes)
 
     def stream(self, name: str) -> Array:
         """The block's rows of one stream that belong to the lease: a read-only view, as `payload`."""
@@ -78,6 +93,35 @@ class LeasedBlock:
         whole = self.payload[start : start + stream.rows(self.held_tokens) * stream.row_bytes]
         array = whole.view(stream.view_dtype).reshape(stream.array_shape(self.held_tokens))
         return array[(slice(None),) * stream.token_axis + (slice(0, stream.rows(self.tokens)),)]
+
+
+class _Blocks(Sequence[LeasedBlock]):
+    """The blocks of a lease, each made when asked for: who wants one of hundreds pays for one. Keeps the lease alive."""
+
+    __slots__ = ("_lease", "_lengths", "_located", "_offsets")
+
+    def __init__(self, lease: Lease, located: Located) -> None:
+        self._lease = lease
+        self._located = located
+        self._offsets: list[int] = located.offset.tolist()  # all at once: a numpy scalar for each costs more than its block
+        self._lengths: list[int] = located.payload_bytes.tolist()
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> LeasedBlock: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LeasedBlock]: ...
+    def __getitem__(self, index: int | slice) -> LeasedBlock | Sequence[LeasedBlock]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(len(self))[index])
+        at = range(len(self))[index]
+        return LeasedBlock(self._lease, self._located, at, self._offsets[at], self._lengths[at])
+
+    def __iter__(self) -> Iterator[LeasedBlock]:
+        every = range(len(self))
+        return map(LeasedBlock, repeat(self._lease), repeat(self._located), every, self._offsets, self._lengths)
 
 
 class Lease:
@@ -142,15 +186,15 @@ class Lease:
             When arrays made from it are still alive; nothing is closed then. (Leaving the `with` block does not raise: the
             transaction then ends with the last view.)
         """
-        if self._pin is not None and self._pin.views:
-            raise ViewsAliveError(f"{self._pin.views} views of the lease are alive; delete them first, or copy what you need")
+        if self._pin is not None and self._pin.held:
+            raise ViewsAliveError("views of the lease are alive; delete them first, or copy what you need")
         self._end()
 
     @property
     def blocks(self) -> Sequence[LeasedBlock]:
-        """The blocks that hold the rows, in order of position."""
+        """The blocks that hold the rows, in order of position. A block is made when it is asked for."""
         self._open()
-        return tuple(LeasedBlock(self, self._located, index) for index in range(len(self._located)))
+        return _Blocks(self, self._located)
 
     def views(self, name: str) -> list[Array]:
         """One read-only array for each block: the rows of a stream, in order of position. See `LeasedBlock.stream`."""
@@ -329,9 +373,6 @@ class Lease:
         self._filler.rows(rows, used=False)
         self._filler.states(None)
         self._validated = True
-
-    def _view(self, offset: int, length: int) -> npt.NDArray[np.uint8]:
-        return self._open().view(offset, length)
 
     def _stream(self, name: str) -> tuple[int, Stream]:
         try:

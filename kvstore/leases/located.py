@@ -79,12 +79,14 @@ def locate_rows(scope: NamespaceScope, pin: Pin, found: Found) -> Located:
     ids = found.blocks(layout.block_tokens)
     start = np.arange(len(ids), dtype=np.int64) * layout.block_tokens
     located = _locate(scope, pin, ids, start, np.minimum(layout.block_tokens, found.length - start), len(layout.streams))
-    for index, block_id in enumerate(ids):
-        held, used = int(located.held[index]), int(located.used[index])
-        if held < used or located.payload_bytes[index] != layout.payload_bytes(held):
+    held = located.held
+    usual = (held == layout.block_tokens) & (located.payload_bytes == layout.payload_bytes(layout.block_tokens))
+    for index in np.flatnonzero(~usual).tolist():
+        rows, used = int(held[index]), int(located.used[index])
+        if rows < used or located.payload_bytes[index] != layout.payload_bytes(rows):
             raise BlockDamaged(
-                f"block {block_id.hex()} holds {held} positions, the index says at least {used}",
-                block_id=block_id,
+                f"block {ids[index].hex()} holds {rows} positions, the index says at least {used}",
+                block_id=ids[index],
                 position=int(start[index]),
                 offset=int(located.offset[index]),
             )
@@ -102,20 +104,31 @@ def locate_states(scope: NamespaceScope, pin: Pin, found: Found) -> Located:
 def _locate(
     scope: NamespaceScope, pin: Pin, ids: list[bytes], start: npt.NDArray[np.int64], used: npt.NDArray[np.int64], sums: int
 ) -> Located:
-    held, offset, payload_bytes = (np.empty(len(ids), np.int64) for _ in range(3))
-    found_sums = np.empty((len(ids), sums), np.uint32)
-    for index, block_id in enumerate(ids):
-        try:
-            ref = table.find(pin.reader, block_id)
-            if ref is None:
-                raise table.missing(block_id)
-        except IndexDamaged as error:
-            raise BlockDamaged(str(error), block_id=block_id, position=int(start[index])) from error
-        try:
-            header = table.read_header(scope.store.environment, block_id, ref, sums, scope.namespace)
-        except BlockDamaged as error:
-            error.position = int(start[index])
-            raise
-        held[index], offset[index], payload_bytes[index] = header.tokens, ref.offset, header.payload_bytes
-        found_sums[index] = header.sums
-    return Located(ids, start, used, held, offset, payload_bytes, found_sums)
+    if not ids:
+        none = np.empty(0, np.int64)
+        return Located(ids, none, none, none, none, none, np.empty((0, sums), np.uint32))
+    refs = table.find_each(pin.reader, ids)
+    found, whole = table.read_headers(scope.store.environment, ids, refs, sums, scope.namespace)
+    located = Located(ids, start, used, refs.tokens, refs.offset, refs.payload_bytes, found)
+    if not whole.all():
+        for index in np.flatnonzero(~whole).tolist():
+            _locate_one(scope, pin, located, index)
+    return located
+
+
+def _locate_one(scope: NamespaceScope, pin: Pin, located: Located, index: int) -> None:
+    """Look up one block that did not pass with the others: it says what is wrong, or it is right by now (a read may fail once)."""
+    block_id, position = located.ids[index], int(located.start[index])
+    try:
+        ref = table.find(pin.reader, block_id)
+        if ref is None:
+            raise table.missing(block_id)
+    except IndexDamaged as error:
+        raise BlockDamaged(str(error), block_id=block_id, position=position) from error
+    try:
+        header = table.read_header(scope.store.environment, block_id, ref, located.sums.shape[1], scope.namespace)
+    except BlockDamaged as error:
+        error.position = position
+        raise
+    located.held[index], located.offset[index], located.payload_bytes[index] = header.tokens, ref.offset, header.payload_bytes
+    located.sums[index] = header.sums

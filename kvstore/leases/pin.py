@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,7 @@ class Pin:
         self._guard = threading.RLock()
         self._began = time.monotonic()
         self._reported = False
+        self._whole: Callable[[], npt.NDArray[np.uint8] | None] = _nothing
         store.environment.retain()
         try:
             self.reader: Reader = store.environment.read()
@@ -40,9 +43,9 @@ class Pin:
         store.watch(self)
 
     @property
-    def views(self) -> int:
-        """How many arrays hold the pin, beside the lease itself."""
-        return self._holders - 1
+    def held(self) -> bool:
+        """Whether anything holds the pin beside the lease itself: arrays made from it, or a copy under way."""
+        return self._holders > 1
 
     def hold(self) -> None:
         """Count a holder."""
@@ -71,19 +74,36 @@ class Pin:
             _log.warning("a lease has been held for %.0f s; it keeps from reuse every page freed meanwhile: keep leases short", age)
 
     def view(self, offset: int, length: int) -> npt.NDArray[np.uint8]:
-        """A read-only array on the file map. It holds the pin as long as it, or anything made from it, lives."""
-        return np.asarray(_Range(self, self._store.environment.file_map.address + offset, length))
+        """A read-only array on the file map. It holds the pin as long as it, or anything made from it, lives.
+
+        All views are slices of one array, which numpy keeps alive for them: a holder of its own for each would cost five times
+        as much as the view. The caller vouches that the range lies in the map.
+        """
+        whole = self._whole()
+        if whole is None:
+            whole = self._map()
+        return whole[offset : offset + length]
+
+    def _map(self) -> npt.NDArray[np.uint8]:
+        """The array that views are slices of, anew: the last one died with its last view, and gave its hold back."""
+        file_map = self._store.environment.file_map
+        whole = np.asarray(_Holder(self, file_map.address, file_map.length))
+        self._whole = weakref.ref(whole)  # two threads may each make one: both hold the pin, the later one is used
+        return whole
 
 
-class _Range:
-    """A run of bytes of the map, as numpy's array interface; an array made from it keeps it alive, and so the pin."""
+def _nothing() -> None:
+    """What a weak reference to nothing answers."""
+
+
+class _Holder:
+    """The file map as numpy's array interface; an array made from it keeps it alive, and it keeps the pin."""
 
     __slots__ = ("__array_interface__", "_pin")
 
     def __init__(self, pin: Pin, address: int, length: int) -> None:
         pin.hold()
         self._pin = pin
-        # an empty array has no address of its own to point to
         self.__array_interface__: dict[str, Any] = {
             "shape": (length,),
             "typestr": "|u1",

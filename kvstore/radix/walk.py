@@ -130,9 +130,8 @@ def _follow(txn: Reader | Writer, path: Path, prompt: bytes) -> None:
                 f"below node {node.parent}; verify the store"
             )
         path.nodes.append(node)
-        edge = prompt[4 * at : 4 * node.end]
-        if edge != node.tokens:
-            path.matched = at + common_tokens(edge, node.tokens)
+        if not prompt.startswith(node.tokens, 4 * at):
+            path.matched = at + common_tokens(prompt[4 * at : 4 * node.end], node.tokens)
             return
         path.matched = node.end
         parent = child

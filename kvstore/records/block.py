@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -24,10 +25,11 @@ from kvstore.records.constants import (
 )
 from kvstore.records.frame import frame, unframe
 
-__all__ = ["BadRecord", "BlockHeader", "Geometry", "Ref", "header_bytes"]
+__all__ = ["REF_TYPE", "BadRecord", "BlockHeader", "Geometry", "Ref", "header_bytes"]
 
 # record types; on disk
-_REF, _BAD = 7, 8
+REF_TYPE: Final = 7
+_BAD: Final = 8
 
 # on disk: magic, format version, kind, header bytes, block id, namespace id, tokens, sums, payload bytes
 _HEADER = struct.Struct("<8sHBxI32s32sIIQ")
@@ -186,12 +188,12 @@ class Ref:
     def encode(self, block_id: bytes) -> bytes:
         """Encode as the value of `refs` under the block's id."""
         body = _REF_BODY.pack(self.count, self.kind, self.pages, self.offset, self.payload_bytes, self.tokens)
-        return frame(_REF, block_id, body)
+        return frame(REF_TYPE, block_id, body)
 
     @classmethod
     def decode(cls, block_id: bytes, raw: bytes) -> Ref:
         """Decode; raises IndexDamaged."""
-        start = unframe(_REF, block_id, raw)
+        start = unframe(REF_TYPE, block_id, raw)
         if len(raw) != start + _REF_BODY.size:
             raise IndexDamaged(f"the reference record of block {block_id.hex()} has {len(raw)} bytes")
         return cls(*_REF_BODY.unpack_from(raw, start))

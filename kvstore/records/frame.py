@@ -11,7 +11,7 @@ from typing import Final
 from kvstore.errors import IndexDamaged
 from kvstore.kernel import crc32c
 
-__all__ = ["FRAME_BYTES", "frame", "unframe"]
+__all__ = ["FRAME_BYTES", "RECORD_VERSION", "frame", "unframe"]
 
 # on disk: CRC32C of all that follows, record type, record version, key length; then the key; then the body
 _HEAD = struct.Struct("<IBBH")
@@ -38,7 +38,7 @@ def unframe(kind: int, key: bytes, raw: bytes) -> int:
     if len(raw) < start:
         raise IndexDamaged(f"a record of type {kind} has {len(raw)} bytes, expected at least {start}; verify the store")
     crc, found, version, key_bytes = _HEAD.unpack_from(raw)
-    if crc != crc32c(memoryview(raw)[4:]):
+    if crc != crc32c(raw[4:]):  # the copy costs less than a memoryview, even of the longest record
         raise IndexDamaged(f"the record of type {kind} under key {key.hex()} fails its checksum; verify the store")
     if found != kind or version != RECORD_VERSION or key_bytes != len(key) or raw[FRAME_BYTES:start] != key:
         raise IndexDamaged(
