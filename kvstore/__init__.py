@@ -14,7 +14,7 @@ from kvstore.arrays import Paged
 from kvstore.errors import KVStoreError
 from kvstore.ids import as_tokens, image_tokens
 from kvstore.layout import DTYPES, Layout, State, StateHash, Stream, state_hash
-from kvstore.leases import DeviceArray, DeviceTransfer, Lease, LeasedBlock, Match, Transfer
+from kvstore.leases import DeviceArray, DeviceTransfer, Lease, LeasedBlock, Mapped, Match, Transfer
 from kvstore.saving import SaveResult
 from kvstore.staging import Staging, StagingBuffer
 from kvstore.store import EvictResult, Namespace, NamespaceInfo, Store, StoreStats, VerifyResult
@@ -32,6 +32,7 @@ __all__ = [
     "Layout",
     "Lease",
     "LeasedBlock",
+    "Mapped",
     "Match",
     "Namespace",
     "NamespaceInfo",

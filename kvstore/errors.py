@@ -19,6 +19,7 @@ __all__ = [
     "KVStoreError",
     "LayoutError",
     "LeaseClosedError",
+    "MappingError",
     "NotAStoreError",
     "SpacePinned",
     "StagingBusyError",
@@ -96,6 +97,10 @@ class LeaseClosedError(KVStoreError, ValueError):
 
 class ViewsAliveError(KVStoreError, BufferError):
     """A lease was closed explicitly while arrays made from it are still alive."""
+
+
+class MappingError(KVStoreError, OSError):
+    """The blocks of a lease can't be mapped side by side, or what was mapped can't be replaced by a copy."""
 
 
 class CapError(KVStoreError, ValueError):

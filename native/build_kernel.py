@@ -7,8 +7,20 @@ from pathlib import Path
 from cffi import FFI
 
 NATIVE = Path(__file__).resolve().parent if "__file__" in globals() else Path("native").resolve()
-SOURCES = ["crc32c.c", "crc32c_portable.c", "crc32c_x86.c", "crc32c_arm64.c", "copy.c", "pool.c", "map.c", "cuda.c"]
-HEADERS = ["kvs_kernel.h", "crc32c.h", "pool.h"]
+SOURCES = [
+    "crc32c.c",
+    "crc32c_portable.c",
+    "crc32c_x86.c",
+    "crc32c_arm64.c",
+    "copy.c",
+    "pool.c",
+    "map.c",
+    "guard.c",
+    "residency.c",
+    "restore.c",
+    "cuda.c",
+]
+HEADERS = ["kvs_kernel.h", "crc32c.h", "pool.h", "copy.h", "guard.h", "residency.h"]
 
 
 def declarations() -> str:

@@ -7,8 +7,7 @@
  * that surely still is in the first-level cache has come together, which is
  * then checksummed on the payload's side.
  */
-#include "crc32c.h"
-#include "kvs_kernel.h"
+#include "copy.h"
 #include "pool.h"
 
 #include <string.h>
@@ -152,7 +151,7 @@ ALWAYS void move_rows_crosswise(cursor *c, unsigned char *engine, int64_t n, int
     sum_pending(c);
 }
 
-static int64_t line_bytes_of(const kvs_rows *r) {
+int64_t kvs_line_bytes(const kvs_rows *r) {
     int64_t bytes = r->run_bytes;
     for (int64_t d = r->outer; d < r->outer + r->inner; d++) bytes *= r->shape[d];
     return bytes;
@@ -169,7 +168,7 @@ ALWAYS void move_span(cursor *c, unsigned char *engine, int64_t count, bool scat
     if (!r->inner) {
         move_runs(c, engine, (size_t)count, r->row_stride, (size_t)r->run_bytes, scatter);
     } else if (c->crosswise) {
-        const int64_t line = line_bytes_of(r), fits = CROSSWISE / line < 16 ? 16 : CROSSWISE / line;
+        const int64_t line = kvs_line_bytes(r), fits = CROSSWISE / line < 16 ? 16 : CROSSWISE / line;
         for (int64_t n; count; count -= n, engine += n * r->row_stride) {
             n = count < fits ? count : fits;
             move_rows_crosswise(c, engine, n, line, scatter);
@@ -204,7 +203,7 @@ ALWAYS void move_lines(cursor *c, int64_t from, int64_t to, int64_t first, int64
     const kvs_rows *r = c->rows;
     unsigned char *engine = (unsigned char *)(uintptr_t)r->base;
     int64_t index[KVS_MAX_DIMS] = {0};
-    const int64_t line_bytes = line_bytes_of(r);
+    const int64_t line_bytes = kvs_line_bytes(r);
     int64_t place = from / rows, row = from % rows;
     for (int64_t d = r->outer - 1; d >= 0; d--) {
         index[d] = place % r->shape[d];
@@ -236,9 +235,14 @@ static void scatter_lines(cursor *c, int64_t from, int64_t to, int64_t first, in
     move_lines(c, from, to, first, rows, used, true);
 }
 
-/* First line of part p; p == parts gives the end. */
-static int64_t part_start(int64_t lines, size_t p, size_t parts) {
-    return lines / (int64_t)parts * (int64_t)p + lines % (int64_t)parts * (int64_t)p / (int64_t)parts;
+uint32_t kvs_scatter_lines(const kvs_crc_path *path, uint32_t state, const kvs_rows *rows, const unsigned char *payload,
+                           int64_t from, int64_t to, int64_t first, int64_t count, int64_t used, bool stream) {
+    cursor c = {.rows = rows, .path = path, .state = state, .stream = stream, .crosswise = is_crosswise(rows)};
+    c.at = (unsigned char *)(uintptr_t)payload; /* read only: both directions share the cursor */
+    c.summed = c.at;
+    scatter_lines(&c, from, to, first, count, used);
+    if (stream) kvs_store_fence();
+    return c.state;
 }
 
 static void run_task(void *context, size_t task) {
@@ -257,8 +261,8 @@ static void run_task(void *context, size_t task) {
     c.crosswise = is_crosswise(r);
     c.at = start;
     if (rows) {
-        const int64_t line = line_bytes_of(r), lines = r->row_bytes / line * rows;
-        const int64_t from = part_start(lines, part, k->parts), to = part_start(lines, part + 1, k->parts);
+        const int64_t line = kvs_line_bytes(r), lines = r->row_bytes / line * rows;
+        const int64_t from = kvs_part_start(lines, part, k->parts), to = kvs_part_start(lines, part + 1, k->parts);
         c.at += from * line;
         c.summed = c.at;
         if (k->scatter)
@@ -279,11 +283,11 @@ static void join_parts(const call *k) {
         for (size_t b = 0; b < k->blocks; b++) {
             const kvs_rows *r = &k->rows[s];
             if (!r->base) continue;
-            const int64_t rows = k->tokens[b] / r->tokens_per_row, line = line_bytes_of(r);
+            const int64_t rows = k->tokens[b] / r->tokens_per_row, line = kvs_line_bytes(r);
             const int64_t lines = r->row_bytes / line * rows;
             uint32_t state = ~0u;
             for (size_t p = 0; p < k->parts; p++) {
-                int64_t length = part_start(lines, p + 1, k->parts) - part_start(lines, p, k->parts);
+                int64_t length = kvs_part_start(lines, p + 1, k->parts) - kvs_part_start(lines, p, k->parts);
                 state = kvs_crc_combine(state, k->part_sums[(s * k->blocks + b) * k->parts + p],
                                         (uint64_t)(length * line));
             }

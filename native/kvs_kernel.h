@@ -105,6 +105,53 @@ void kvs_scatter(const kvs_rows *rows, size_t streams, size_t blocks, const uint
                  const int64_t *first, const int64_t *tokens, const int64_t *used,
                  const uint64_t *offsets, const uint32_t *offset_row, uint32_t *sums, int threads);
 
+/* What kvs_restore says of a block whose bytes lie behind the end of the file. */
+#define KVS_END_OF_FILE 65536
+
+/*
+ * A file to restore from: the address of a map of it (kvs_map_open) that
+ * reaches over all that is asked for, a descriptor for reading through the
+ * page cache, and one opened with O_DIRECT, or -1.
+ */
+typedef struct kvs_source {
+    uint64_t map;
+    int64_t fd;
+    int64_t direct_fd;
+} kvs_source;
+
+/*
+ * kvs_scatter out of a file: payloads[b] is the offset of a payload in it.
+ * What the page cache has is copied from the map; the rest is read, several
+ * reads at once, past the page cache where direct[b] is set and the file
+ * system can, else through it. A page or read that fails is no signal.
+ *
+ * sums[b * streams + s] receives the CRC32C of each segment as it was read;
+ * errors[b], which the caller has zeroed, an errno or KVS_END_OF_FILE if some
+ * of block b could not be read (its sums say nothing then); read[b] is 0 if
+ * all of it came from the page cache, 1 if some was read through it, 2 if past
+ * it. progress[s], which the caller has zeroed, becomes 1 as soon as stream s
+ * is in place with the sums that are `expected`, -1 if it isn't; streams are
+ * completed in order as far as the reads allow. progress may be NULL. *stop
+ * may become other than 0 at any time: what is not under way is left then.
+ * stop may be NULL.
+ *
+ * Returns 0, ENOMEM with nothing done, or ECANCELED if something was left.
+ */
+int kvs_restore(const kvs_source *source, const kvs_rows *rows, size_t streams, size_t blocks,
+                const uint64_t *payloads, const int64_t *first, const int64_t *tokens, const int64_t *used,
+                const uint64_t *offsets, const uint32_t *offset_row, const uint32_t *expected,
+                const uint8_t *direct, uint32_t *sums, int32_t *errors, uint8_t *read, int32_t *progress,
+                const int32_t *stop, int threads);
+
+/*
+ * Waits until *progress, which a kvs_restore on another thread sets, isn't 0,
+ * or for `milliseconds`; returns what it is.
+ */
+int kvs_progress_wait(const int32_t *progress, int milliseconds);
+
+/* Sets *progress and wakes who waits for it: where no kvs_restore will. */
+void kvs_progress_set(int32_t *progress, int32_t value);
+
 /*
  * Maps the first `length` bytes of a file read-only and shared. The file may
  * be shorter: pages behind its end become readable when it grows. The map
@@ -128,6 +175,29 @@ int kvs_map_discard(uint64_t address, size_t length);
 
 /* Ends a map made by kvs_map_open. Nobody may use it any more. 0 or an errno. */
 int kvs_map_close(uint64_t address, size_t length);
+
+/*
+ * Makes a window: `length` bytes of address space that begin with `count`
+ * pieces of a file, `piece` bytes each, side by side, and go on with zeros.
+ * Readable and writeable; what is written is private to the process. Offsets,
+ * `piece` and `length` are multiples of the system's page size, and length is
+ * at least 1 and count * piece. No byte is read: a piece behind the end of
+ * the file is a signal for who touches it. The window outlives the
+ * descriptor. Returns 0 and sets *address, or an errno with nothing left
+ * mapped: ENOMEM at a limit of address space or of the number of maps.
+ */
+int kvs_window_open(int fd, const uint64_t *offsets, size_t count, size_t piece, size_t length, uint64_t *address);
+
+/*
+ * Replaces a window, in place, by private memory with the same bytes: nothing
+ * of the file is in it any more. Other threads may read it meanwhile, none may
+ * write to it. Returns 0, or an errno with the window as it was: EFAULT or
+ * EHWPOISON where it can't be read, ENOMEM.
+ */
+int kvs_window_detach(uint64_t address, size_t length, int threads);
+
+/* Ends a window. Nobody may use it any more. 0 or an errno. */
+int kvs_window_close(uint64_t address, size_t length);
 
 /*
  * An open CUDA driver. Never closed: a driver can't be unloaded while a process may still use it.

@@ -1,9 +1,17 @@
-/* Read-only maps of a file that may still grow, and their safe population. */
+/*
+ * Maps of a file: read-only ones of a file that may still grow, their safe
+ * population, and windows, in which pieces of a file lie side by side.
+ */
 #define _GNU_SOURCE
+#include "guard.h"
 #include "kvs_kernel.h"
+#include "pool.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -70,5 +78,102 @@ int kvs_map_discard(uint64_t address, size_t length) {
 }
 
 int kvs_map_close(uint64_t address, size_t length) {
+    return munmap((void *)(uintptr_t)address, length) ? errno : 0;
+}
+
+/* What one entry of the second level of page tables maps; the larger one of x86-64 and arm64 with 4 KiB pages. */
+#define TABLE_BYTES ((size_t)2 << 20)
+
+/*
+ * Fresh private memory, at a multiple of TABLE_BYTES if it is as large: then
+ * huge pages fit, and moving it moves tables and not each page. NULL and errno.
+ */
+static char *fresh(size_t length, int protection, int flags) {
+    const size_t spare = length < TABLE_BYTES ? 0 : TABLE_BYTES;
+    char *start = mmap(NULL, length + spare, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+    if (start == MAP_FAILED) return NULL;
+    const size_t lead = spare ? -(uintptr_t)start & (TABLE_BYTES - 1) : 0, behind = spare - lead;
+    if ((lead && munmap(start, lead)) || (behind && munmap(start + lead + length, behind))) {
+        const int error = errno; /* cutting a map needs one more of them */
+        munmap(start, length + spare);
+        errno = error;
+        return NULL;
+    }
+    return start + lead;
+}
+
+int kvs_window_open(int fd, const uint64_t *offsets, size_t count, size_t piece, size_t length, uint64_t *address) {
+    /* nothing else can be put into the range once it is reserved */
+    char *start = fresh(length, PROT_NONE, MAP_NORESERVE);
+    if (!start) return errno;
+    int error = 0;
+    size_t mapped = 0;
+    for (; mapped < count && !error; mapped++)
+        if (mmap(start + mapped * piece, piece, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd,
+                 (off_t)offsets[mapped]) == MAP_FAILED) {
+            error = errno;
+            break;
+        }
+    const size_t taken = mapped * piece;
+    if (!error && taken < length && mprotect(start + taken, length - taken, PROT_READ | PROT_WRITE)) error = errno;
+    if (error) {
+        /* in two steps: where the number of maps is the limit, what is left of the reservation can be cut out after the first */
+        if (taken) munmap(start, taken);
+        if (taken < length) munmap(start + taken, length - taken);
+        return error;
+    }
+    *address = (uint64_t)(uintptr_t)start;
+    return 0;
+}
+
+/* A window's bytes on their way to memory of its own, cut into parts for several threads. */
+typedef struct copying {
+    char *to;
+    const char *from;
+    size_t length;
+    atomic_int error; /* of any part; the others need not be copied then */
+} copying;
+
+#define COPY_PART ((size_t)8 << 20)
+
+typedef struct range {
+    char *to;
+    const char *from;
+    size_t length;
+} range;
+
+static void copy_range(void *context) {
+    const range *r = context;
+    memcpy(r->to, r->from, r->length);
+}
+
+static void copy_part(void *context, size_t i) {
+    copying *c = context;
+    if (atomic_load_explicit(&c->error, memory_order_relaxed)) return;
+    const size_t start = i * COPY_PART, left = c->length - start;
+    range r = {c->to + start, c->from + start, left < COPY_PART ? left : COPY_PART};
+    int error = kvs_map_populate((uint64_t)(uintptr_t)r.from, r.length);
+    if (!error && !kvs_guard_run(copy_range, &r, (uint64_t)(uintptr_t)r.from, r.length)) error = EFAULT;
+    if (error) atomic_store_explicit(&c->error, error, memory_order_relaxed);
+}
+
+int kvs_window_detach(uint64_t address, size_t length, int threads) {
+    char *window = (char *)(uintptr_t)address;
+    char *copy = fresh(length, PROT_READ | PROT_WRITE, 0);
+    if (!copy) return errno;
+    madvise(copy, length, MADV_HUGEPAGE); /* a help where it can be had */
+    copying c = {.to = copy, .from = window, .length = length};
+    kvs_guard_mask mask;
+    kvs_guard_begin(&mask);
+    kvs_pool_run(copy_part, &c, (length + COPY_PART - 1) / COPY_PART, threads);
+    kvs_guard_end(&mask);
+    int error = atomic_load(&c.error);
+    /* One system call, in which the kernel lets no thread fault: readers see the old pages or the new ones. */
+    if (!error && mremap(copy, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, window) == MAP_FAILED) error = errno;
+    if (error) munmap(copy, length);
+    return error;
+}
+
+int kvs_window_close(uint64_t address, size_t length) {
     return munmap((void *)(uintptr_t)address, length) ? errno : 0;
 }

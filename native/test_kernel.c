@@ -9,37 +9,15 @@
 #include "crc32c.h"
 #include "kvs_kernel.h"
 #include "pool.h"
+#include "test_kernel.h"
 
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define CHECK(condition)                                                            \
-    do {                                                                            \
-        if (!(condition)) {                                                         \
-            fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
-            exit(1);                                                                \
-        }                                                                           \
-    } while (0)
-
-static uint64_t noise(uint64_t *state) {
-    *state = *state * 6364136223846793005u + 1442695040888963407u;
-    return *state >> 33;
-}
-
-/* A buffer of its own for each use, so that one byte too far is seen. */
-static unsigned char *noisy(size_t length, uint64_t seed) {
-    unsigned char *p = malloc(length ? length : 1);
-    CHECK(p);
-    for (size_t i = 0; i < length; i++) p[i] = (unsigned char)noise(&seed);
-    return p;
-}
 
 /* Bit by bit, as the definition has it. */
 static uint32_t slow_crc(uint32_t sum, const unsigned char *p, size_t length) {
@@ -113,10 +91,10 @@ static void copy_blocks(size_t blocks, int64_t tokens, int64_t run, int64_t head
         to[s].base = (uint64_t)(uintptr_t)target[s] + lead;
     }
     const size_t segment = (size_t)(tokens * heads * run), aligned = (segment + 63) / 64 * 64;
-    uint64_t *payloads = malloc(sizeof *payloads * blocks), offsets[STREAMS];
-    int64_t *first = malloc(sizeof *first * blocks), *count = malloc(sizeof *count * blocks);
+    uint64_t *payloads = calloc(blocks, sizeof *payloads), offsets[STREAMS];
+    int64_t *first = calloc(blocks, sizeof *first), *count = calloc(blocks, sizeof *count);
     uint32_t *row = calloc(blocks, sizeof *row);
-    uint32_t *sums = malloc(sizeof *sums * STREAMS * blocks), *again = malloc(sizeof *again * STREAMS * blocks);
+    uint32_t *sums = calloc(STREAMS * blocks, sizeof *sums), *again = calloc(STREAMS * blocks, sizeof *again);
     CHECK(payloads && first && count && row && sums && again);
     for (int s = 0; s < STREAMS; s++) offsets[s] = (uint64_t)s * aligned;
     for (size_t b = 0; b < blocks; b++) {
@@ -217,6 +195,71 @@ static void test_map(void) {
     fclose(file);
 }
 
+static atomic_int done;
+
+static void *read_window(void *argument) {
+    const volatile unsigned char *window = argument;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    do
+        for (size_t i = 0; i < 4; i++) CHECK(window[i * page] == 3 - i);
+    while (!atomic_load(&done));
+    return NULL;
+}
+
+/* Pieces of a file in reverse order, and zeros behind; a piece is as large as given. */
+static void test_window(size_t piece) {
+    enum { PIECES = 4 };
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), length = PIECES * piece + 2 * page;
+    FILE *file = tmpfile();
+    CHECK(file);
+    const int fd = fileno(file);
+    uint64_t offsets[PIECES], address = 1;
+    unsigned char *bytes = malloc(piece);
+    CHECK(bytes);
+    for (size_t i = 0; i < PIECES; i++) {
+        offsets[i] = (PIECES - 1 - i) * (piece + page);
+        memset(bytes, (int)i, piece);
+        CHECK(pwrite(fd, bytes, piece, (off_t)(i * (piece + page))) == (ssize_t)piece);
+    }
+    CHECK(kvs_window_open(-1, offsets, PIECES, piece, length, &address) == EBADF);
+    CHECK(kvs_window_open(fd, offsets, PIECES, piece, (size_t)1 << 62, &address) == ENOMEM);
+    CHECK(address == 1);
+    CHECK(!kvs_window_open(fd, offsets, PIECES, piece, length, &address));
+    unsigned char *window = (unsigned char *)(uintptr_t)address;
+    for (size_t i = 0; i < PIECES; i++) CHECK(window[i * piece] == 3 - i && window[(i + 1) * piece - 1] == 3 - i);
+    for (size_t i = PIECES * piece; i < length; i++) CHECK(window[i] == 0);
+    window[3 * piece + 1] = 9;
+    window[length - 1] = 8;
+    CHECK(pread(fd, bytes, 2, (off_t)offsets[3]) == 2 && bytes[1] == 0);
+
+    CHECK(!ftruncate(fd, (off_t)piece)); /* which leaves one piece, the last */
+    CHECK(kvs_window_detach(address, length, 2) == EFAULT);
+    CHECK(window[3 * piece] == 0 && window[3 * piece + 1] == 9 && window[length - 1] == 8);
+    for (size_t i = 1; i < PIECES; i++) {
+        memset(bytes, (int)i, piece);
+        CHECK(pwrite(fd, bytes, piece, (off_t)(i * (piece + page))) == (ssize_t)piece);
+    }
+    pthread_t reader;
+    atomic_store(&done, 0);
+    if (piece == page) CHECK(!pthread_create(&reader, NULL, read_window, window));
+    CHECK(!kvs_window_detach(address, length, 2));
+    CHECK(!ftruncate(fd, 0));
+    for (size_t i = 0; i < PIECES; i++) CHECK(window[i * piece] == 3 - i && window[(i + 1) * piece - 1] == 3 - i);
+    CHECK(window[3 * piece + 1] == 9 && window[length - 1] == 8 && window[length - 2] == 0);
+    window[2 * piece + 5] = 7;
+    CHECK(!kvs_window_detach(address, length, 1)); /* to no end, and no harm */
+    CHECK(window[3 * piece + 1] == 9 && window[2 * piece + 5] == 7);
+    atomic_store(&done, 1);
+    if (piece == page) pthread_join(reader, NULL);
+    CHECK(!kvs_window_close(address, length));
+    CHECK(!kvs_window_open(fd, NULL, 0, 0, page, &address));
+    CHECK(*(const unsigned char *)(uintptr_t)address == 0);
+    CHECK(!kvs_window_detach(address, page, 1));
+    CHECK(!kvs_window_close(address, page));
+    free(bytes);
+    fclose(file);
+}
+
 /* Through a driver that works on host memory (tests/device), which runs what is queued when it is waited for. */
 static void test_cuda(const char *path) {
     enum { ROWS = 5, WIDTH = 100, PITCH = 160 };
@@ -274,6 +317,10 @@ int main(int count, char **arguments) {
     test_fork();
 #endif
     test_map();
+    test_guard();
+    test_restore();
+    test_window((size_t)sysconf(_SC_PAGESIZE));
+    test_window((size_t)3 << 20);
     test_cuda(count > 1 ? arguments[1] : NULL);
     puts("ok");
     return 0;

@@ -1,10 +1,11 @@
 """The one package that imports lmdb: store files, their transactions, and everything that can be wrong with them."""
 
 from kvstore.env.environment import Environment
-from kvstore.env.opening import MIN_CAP, map_bytes_for, open_environment, verify_file
+from kvstore.env.opening import MIN_CAP, map_bytes_for, open_environment
 from kvstore.env.registry import acquire_environment, exclusive_environment
 from kvstore.env.resizing import check_beside, compact, raise_cap
 from kvstore.env.transactions import Databases, MapFull, Reader, Writer
+from kvstore.env.verifying import verify_file
 
 __all__ = [
     "MIN_CAP",

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 
 import lmdb
+import numpy as np
+import numpy.typing as npt
 
 from kvstore.env.transactions import Databases, Reader, Writer, translated
 from kvstore.errors import (
@@ -21,7 +23,7 @@ from kvstore.errors import (
     StoreDamagedError,
     WriteLockTimeout,
 )
-from kvstore.kernel import FileMap
+from kvstore.kernel import FileMap, FileSource, Window
 from kvstore.locks import FileLock
 from kvstore.records.constants import DATA_FILE, LMDB_LOCK_FILE, MAX_READERS
 from kvstore.records.meta import STORE_KEY, SWEEP_KEY, StoreRecord, encode_sweep
@@ -65,6 +67,8 @@ class Environment:
         The store's identity as it was when it was opened.
     companion : object
         What the layers above keep for the file as long as it is open.
+    source : FileSource
+        The data file as the kernel restores from it. For who has counted a use.
     """
 
     def __init__(
@@ -106,9 +110,11 @@ class Environment:
                 raise CapError(
                     f"cannot map {self.map_bytes} bytes of {path}: {error.strerror}; lower the cap with Store.resize"
                 ) from error
+            self._direct_fd = self._open_direct()
         except BaseException:
             os.close(self._data_fd)
             raise
+        self.source = FileSource(self.file_map, self._data_fd, self._direct_fd)
         self._last_reader_check = time.monotonic()
 
     @property
@@ -272,13 +278,27 @@ class Environment:
         if time.monotonic() - self._last_reader_check > seconds:
             self.reader_check()
 
-    def payload_address(self, offset: int, length: int) -> int:
-        """Where a payload lies in the file map, having brought it into memory so that reading it raises no signal.
+    def _open_direct(self) -> int | None:
+        """A descriptor that reads past the page cache, or None where the file system has no such reads (overlays, network)."""
+        try:
+            descriptor = os.open(os.path.join(self.path, DATA_FILE), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECT)
+        except OSError:
+            return None
+        there = os.fstat(descriptor)
+        if (there.st_dev, there.st_ino) == self.file_identity:
+            return descriptor
+        os.close(descriptor)
+        return None
 
-        Valid as long as the caller's use of the environment and its transaction last. Raises OSError.
+    def window(self, offsets: npt.NDArray[np.uint64], piece: int, length: int) -> Window:
+        """Pieces of the data file side by side, private to the process. See `Window`.
+
+        Good as long as the caller's use of the environment and its transaction last.
+
+        Raises OSError, and ForkedStoreError in a forked child.
         """
-        self.file_map.populate(offset, length)
-        return self.file_map.address + offset
+        self.check_open()
+        return Window(self._data_fd, offsets, piece=piece, length=length)
 
     def pread(self, length: int, offset: int) -> bytes:
         """Read from the data file, so that a bad sector or a truncation is an error and not a signal."""
@@ -350,6 +370,8 @@ class Environment:
             stack.callback(self._open_lock.close)
             stack.callback(self._write_lock.close)
             stack.callback(os.close, self._data_fd)
+            if self._direct_fd is not None:
+                stack.callback(os.close, self._direct_fd)
             stack.callback(self.file_map.close)
             self.companion = None
             with contextlib.suppress(KVStoreError), translated():
@@ -370,5 +392,7 @@ class Environment:
         if not self._closed:
             self._write_lock.close()
             self._open_lock.close()
-            with contextlib.suppress(OSError):
-                os.close(self._data_fd)
+            for descriptor in (self._data_fd, self._direct_fd):
+                if descriptor is not None:
+                    with contextlib.suppress(OSError):
+                        os.close(descriptor)

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import lmdb
-import lmdb.verify
 
 from kvstore.env.environment import Environment, open_lmdb
 from kvstore.env.pages import read_facts, write_empty
 from kvstore.env.transactions import Databases, translated
+from kvstore.env.verifying import verify_file
 from kvstore.errors import (
     CapError,
     IndexDamaged,
@@ -42,7 +42,7 @@ from kvstore.records.constants import (
 )
 from kvstore.records.meta import COUNTERS_KEY, FORMAT_KEY, STORE_KEY, Counters, StoreRecord, decode_format, encode_format
 
-__all__ = ["MIN_CAP", "map_bytes_for", "open_environment", "verify_file"]
+__all__ = ["MIN_CAP", "map_bytes_for", "open_environment"]
 
 _log = logging.getLogger("kvstore")
 
@@ -267,14 +267,6 @@ def _check_file(data: Path, had_locks: bool) -> None:
             f"{data} is damaged ({len(problems)} problems, first: {problems[0]}); "
             "move it away and let a new one be created: its sessions are computed again"
         )
-
-
-def verify_file(data: str) -> list[str]:
-    """Check the structure of a data file that nobody writes to, without LMDB. Returns the problems found."""
-    try:
-        return [str(problem) for problem in lmdb.verify.verify(data, subdir=False)]  # type: ignore[no-untyped-call]  # not typed
-    except (lmdb.verify.VerifyError, ValueError, OSError, IndexError) as error:
-        return [f"cannot be verified: {error}"]
 
 
 def _drop_cached(data: Path) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 import lmdb
 
 from kvstore.env.environment import Environment, open_lmdb
-from kvstore.env.opening import map_bytes_for, verify_file
+from kvstore.env.opening import map_bytes_for
 from kvstore.env.transactions import Databases, Writer, translated
+from kvstore.env.verifying import verify_file
 from kvstore.errors import CapError, StoreDamagedError, StoreFullError, StoreOwnerError
 from kvstore.records.block import BlockHeader, Ref
 from kvstore.records.constants import DATA_FILE, DATABASES

@@ -9,7 +9,9 @@ from kvstore.kernel.checksum import crc32c, crc32c_paths, crc32c_with, force_crc
 from kvstore.kernel.copying import SEGMENT_ALIGN, check_destinations, default_threads, gather, payload_bytes, scatter
 from kvstore.kernel.cuda import CudaDevice, CudaDriver, CudaEvent
 from kvstore.kernel.filemap import FileMap
+from kvstore.kernel.restoring import FileSource, Restored, progress_end, progress_wait, read_error, restore
 from kvstore.kernel.rows import Rows
+from kvstore.kernel.window import Window
 
 __all__ = [
     "SEGMENT_ALIGN",
@@ -17,7 +19,10 @@ __all__ = [
     "CudaDriver",
     "CudaEvent",
     "FileMap",
+    "FileSource",
+    "Restored",
     "Rows",
+    "Window",
     "check_destinations",
     "crc32c",
     "crc32c_paths",
@@ -26,5 +31,9 @@ __all__ = [
     "force_crc32c",
     "gather",
     "payload_bytes",
+    "progress_end",
+    "progress_wait",
+    "read_error",
+    "restore",
     "scatter",
 ]

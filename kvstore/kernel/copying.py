@@ -91,7 +91,7 @@ def gather(
         An argument has a wrong type, dtype or shape, rows beyond an array's end are asked for, or two payloads
         overlap. Nothing has been written then.
     """
-    job = _Job(rows, payloads, first, tokens, tokens, "tokens", threads)
+    job = Job(rows, payloads, first, tokens, tokens, "tokens", threads)
     if job.empty:
         return job.sums
     _check_payloads_apart(job.payloads, job.sizes())
@@ -156,16 +156,12 @@ def scatter(
         written twice: by a destination that overlaps itself or another one, by slots that aren't distinct, or
         by blocks whose tokens overlap. Nothing has been written then.
     """
-    job = _Job(rows, payloads, first, tokens, used, "used", threads)
-    expected = _checked_array("sums", sums, np.uint32, (job.blocks, len(rows)))
-    if (job.used > job.tokens).any():
-        i = int((job.used > job.tokens).argmax())
-        raise ValueError(f"used[{i}] is {job.used[i]}, more than the {job.tokens[i]} tokens of the block")
+    job = Job(rows, payloads, first, tokens, used, "used", threads)
+    expected = check_array("sums", sums, np.uint32, (job.blocks, len(rows)))
     failed = np.full(job.blocks, -1, np.int32)
     if job.empty:
         return failed
-    _check_blocks_apart(job.first, job.used)
-    _check_destinations_apart(rows)
+    check_scatter(job, rows)
     lib.kvs_scatter(
         job.rows,
         len(rows),
@@ -179,11 +175,17 @@ def scatter(
         ffi.from_buffer("uint32_t[]", job.sums, True),
         job.threads,
     )
-    wrong = job.sums != expected
-    if wrong.any():
-        wrong[:, [r.skipped for r in rows]] = False
-        failed[:] = np.where(wrong.any(axis=1), wrong.argmax(axis=1), -1)
+    job.compare(rows, expected, failed)
     return failed
+
+
+def check_scatter(job: Job, rows: Sequence[Rows]) -> None:
+    """Refuse, with ValueError, what would copy more than there is or write something twice."""
+    if (job.used > job.tokens).any():
+        i = int((job.used > job.tokens).argmax())
+        raise ValueError(f"used[{i}] is {job.used[i]}, more than the {job.tokens[i]} tokens of the block")
+    _check_blocks_apart(job.first, job.used)
+    _check_destinations_apart(rows)
 
 
 def check_destinations(rows: Sequence[Rows]) -> None:
@@ -197,7 +199,7 @@ def check_destinations(rows: Sequence[Rows]) -> None:
     _check_destinations_apart(rows)
 
 
-class _Job:
+class Job:
     """The checked arguments of a call, in the form in which the kernel takes them."""
 
     def __init__(
@@ -218,11 +220,11 @@ class _Job:
         elif not 1 <= threads <= _MAX_THREADS:
             raise ValueError(f"threads must be from 1 to {_MAX_THREADS}, not {threads}")
         self.threads = threads
-        self.payloads = _checked_array("payloads", payloads, np.uint64, None)
+        self.payloads = check_array("payloads", payloads, np.uint64, None)
         self.blocks = blocks = self.payloads.size
-        self.first = _checked_array("first", first, np.int64, (blocks,))
-        self.tokens = _checked_array("tokens", tokens, np.int64, (blocks,))
-        self.used = self.tokens if used is tokens else _checked_array(used_name, used, np.int64, (blocks,))
+        self.first = check_array("first", first, np.int64, (blocks,))
+        self.tokens = check_array("tokens", tokens, np.int64, (blocks,))
+        self.used = self.tokens if used is tokens else check_array(used_name, used, np.int64, (blocks,))
         self.sums = np.zeros((blocks, len(rows)), np.uint32)
         self.empty = not (blocks and len(rows))
         if self.empty:
@@ -279,12 +281,19 @@ class _Job:
         sizes: NDArray[np.int64] = self._ends[self.offset_row]
         return sizes
 
+    def compare(self, rows: Sequence[Rows], expected: NDArray[np.uint32], failed: NDArray[np.int32]) -> None:
+        """Note in `failed` each block's first stream whose sum isn't the expected one."""
+        wrong = self.sums != expected
+        if wrong.any():
+            wrong[:, [r.skipped for r in rows]] = False
+            failed[:] = np.where(wrong.any(axis=1), wrong.argmax(axis=1), -1)
+
     @staticmethod
     def pointer(cdecl: str, array: NDArray[Any]) -> CData:
         return ffi.from_buffer(cdecl, array)
 
 
-def _checked_array(name: str, array: NDArray[Any], dtype: type, shape: tuple[int, ...] | None) -> NDArray[Any]:
+def check_array(name: str, array: NDArray[Any], dtype: type, shape: tuple[int, ...] | None) -> NDArray[Any]:
     """Return a C-contiguous array, having checked its dtype and shape; None stands for any one-dimensional shape."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name} must be an array of {np.dtype(dtype)}, not {type(array).__name__}")

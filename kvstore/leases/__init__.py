@@ -3,6 +3,7 @@
 from kvstore.leases.destinations import DeviceArray
 from kvstore.leases.device import DeviceTransfer
 from kvstore.leases.lease import Lease, LeasedBlock, open_lease
+from kvstore.leases.mapped import Mapped
 from kvstore.leases.match import Match, find_prefix
 from kvstore.leases.pin import LEASE_AGE_LIMIT
 from kvstore.leases.transfer import Transfer
@@ -13,6 +14,7 @@ __all__ = [
     "DeviceTransfer",
     "Lease",
     "LeasedBlock",
+    "Mapped",
     "Match",
     "Transfer",
     "find_prefix",

@@ -98,7 +98,7 @@ class _DeviceCopy(Work):
         self._users = 0  # threads that use an event outside the lock
         self._failing = False  # the error comes when the device is done with what was queued
 
-    def wait(self, name: str, timeout: float | None, stream: int | None) -> None:
+    def wait(self, name: str, timeout: float | None, stream: int | None = None) -> None:
         """See `DeviceTransfer.wait`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self.changed:

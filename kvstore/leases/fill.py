@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.errors import ArrayError, BlockDamaged
-from kvstore.kernel import Rows, crc32c, scatter
+from kvstore.kernel import Rows, read_error, restore
 from kvstore.leases.located import Located
 from kvstore.leases.pin import Pin
 from kvstore.scope import NamespaceScope
@@ -27,14 +27,26 @@ class Filler:
         What keeps the bytes in place; each call holds it until it is done.
     located : Located
         The lease's blocks of rows.
+    states : Located
+        The blocks of its states.
     """
 
-    def __init__(self, scope: NamespaceScope, pin: Pin, located: Located) -> None:
+    def __init__(self, scope: NamespaceScope, pin: Pin, located: Located, states: Located) -> None:
         self._scope = scope
         self._pin = pin
         self._located = located
+        self._states = states
 
-    def rows(self, rows: Sequence[Rows], *, blocks: slice = slice(None), used: bool = True, threads: int | None = None) -> None:
+    def rows(
+        self,
+        rows: Sequence[Rows],
+        *,
+        blocks: slice = slice(None),
+        used: bool = True,
+        progress: npt.NDArray[np.int32] | None = None,
+        stop: npt.NDArray[np.int32] | None = None,
+        threads: int | None = None,
+    ) -> bool:
         """Copy rows of some blocks, or all, into the caller's memory, and check the segments of every stream not skipped.
 
         Parameters
@@ -42,11 +54,18 @@ class Filler:
         rows : sequence of Rows
             One for each stream of the layout, in its order; `Rows.skip` for those that are not wanted.
         blocks : slice
-            Which blocks of the lease, by index. Row 0 of the arrays is the first row of the first of them.
+            Which blocks of the lease, by index, without a step. Row 0 of the arrays is the first row of the first of them.
         used : bool
             False checks without copying anything; the arrays then need room for one row.
+        progress, stop : int32 array, optional
+            As for `kvstore.kernel.restore`: what tells other threads which streams are in place, and what stops the copy.
         threads : int, optional
             Threads to copy with; by default one for each processor, at most 8. The GIL is released.
+
+        Returns
+        -------
+        bool
+            False if it was stopped; what was written is undefined then.
 
         Raises
         ------
@@ -59,53 +78,85 @@ class Filler:
         """
         chosen = range(len(self._located))[blocks]
         if not chosen or all(r.skipped for r in rows):
+            if progress is not None:
+                progress[:] = 1
+            return True
+        located = self._located.part(chosen.start, chosen.stop)
+        first = located.start - located.start[0]
+        none = np.zeros_like(first)
+        copied = located.used if used else none
+        return self._restore(
+            located, rows, first if used else none, located.held, copied, progress=progress, stop=stop, threads=threads
+        )
+
+    def states(self, into: npt.NDArray[np.uint8] | None) -> None:
+        """Check the blocks of states, all of them, and copy their payloads one behind the other if a destination is given.
+
+        Raises as `rows`.
+        """
+        located = self._states
+        if not len(located):
             return
+        length = located.payload_bytes
+        end = np.cumsum(length)
+        none = np.zeros_like(length)
+        row = Rows.strided(np.empty(1, np.uint8) if into is None else into, axis=0)
+        if into is not None and int(end[-1]) != into.nbytes:
+            raise self.damaged(located, 0, f"the blocks of the checkpoint hold {end[-1]} bytes, it has {into.nbytes}")
+        self._restore(located, [row], none if into is None else end - length, length, none if into is None else length)
+
+    def _restore(
+        self,
+        located: Located,
+        rows: Sequence[Rows],
+        first: npt.NDArray[np.int64],
+        tokens: npt.NDArray[np.int64],
+        used: npt.NDArray[np.int64],
+        *,
+        progress: npt.NDArray[np.int32] | None = None,
+        stop: npt.NDArray[np.int32] | None = None,
+        threads: int | None = None,
+    ) -> bool:
+        store = self._scope.store
         self._pin.hold()  # the bytes stay in place until the copy is done, whatever ends the lease meanwhile
         try:
-            self._rows(rows, chosen, used, threads)
-        finally:
-            self._pin.drop()
-
-    def _rows(self, rows: Sequence[Rows], chosen: range, used: bool, threads: int | None) -> None:
-        located, part = self._located, slice(chosen.start, chosen.stop, chosen.step)
-        first = located.start[part] - located.start[chosen.start]
-        addresses = np.array([self._address(located, index) for index in chosen], np.uint64)
-        try:
-            failed = scatter(
+            restored = restore(
+                store.environment.source,
                 rows,
-                addresses,
-                first if used else np.zeros_like(first),
-                located.held[part],
-                located.used[part] if used else np.zeros_like(first),
-                located.sums[part],
+                located.offset.astype(np.uint64),
+                first,
+                tokens,
+                used,
+                located.sums,
+                direct=store.past_cache(located.ids),
+                progress=progress,
+                stop=stop,
                 threads=threads,
             )
         except (ValueError, TypeError) as error:
             raise ArrayError(f"the destinations cannot be written: {error}") from error
-        wrong = np.flatnonzero(failed >= 0)
-        if wrong.size:
-            for index in wrong[1:]:
-                at = chosen[int(index)]
-                self._scope.store.refuse(located.ids[at], int(located.offset[at]))
-            worst = int(wrong[0])
-            name = self._scope.layout.streams[int(failed[worst])].name
-            raise self.damaged(located, chosen[worst], f"the checksum of stream {name!r} is wrong")
+        finally:
+            self._pin.drop()
+        if restored is None:
+            return False
+        if (restored.read == 2).any():
+            store.was_read_past_cache(located.ids[i] for i in np.flatnonzero(restored.read == 2))
+        if not restored.sound:
+            self._refuse(located, restored.errors, restored.failed)
+        return True
 
-    def whole(self, located: Located, index: int, into: npt.NDArray[np.uint8] | None) -> None:
-        """Check the one checksum of a block of states, and copy its payload if a destination is given."""
-        self._address(located, index)
-        payload = self._pin.view(int(located.offset[index]), int(located.payload_bytes[index]))
-        if into is not None:
-            into[:] = payload
-            payload = into
-        if crc32c(payload) != int(located.sums[index, 0]):
-            raise self.damaged(located, index, "the checksum of the states is wrong")
-
-    def _address(self, located: Located, index: int) -> int:
-        try:
-            return self._scope.store.environment.payload_address(int(located.offset[index]), int(located.payload_bytes[index]))
-        except OSError as error:
-            raise self.damaged(located, index, f"its bytes cannot be read: {error}") from error
+    def _refuse(self, located: Located, errors: npt.NDArray[np.int32], failed: npt.NDArray[np.int32]) -> None:
+        """Refuse all blocks that failed, and raise the error of the first."""
+        wrong = np.flatnonzero((errors != 0) | (failed >= 0)).tolist()
+        for index in wrong[1:]:
+            self._scope.store.refuse(located.ids[index], int(located.offset[index]))
+        worst = wrong[0]
+        if errors[worst]:
+            raise self.damaged(located, worst, f"its bytes cannot be read: {read_error(int(errors[worst]))}")
+        if located is self._states:
+            raise self.damaged(located, worst, "the checksum of the states is wrong")
+        name = self._scope.layout.streams[int(failed[worst])].name
+        raise self.damaged(located, worst, f"the checksum of stream {name!r} is wrong")
 
     def damaged(self, located: Located, index: int, why: str) -> BlockDamaged:
         """Refuse a block from now on; returns the error to raise."""

@@ -16,6 +16,7 @@ from kvstore.layout import Stream
 from kvstore.leases.device import DeviceTransfer, start_device_copy
 from kvstore.leases.fill import Filler
 from kvstore.leases.located import Located, locate_rows, locate_states
+from kvstore.leases.mapped import Mapped, map_blocks
 from kvstore.leases.match import Found, find_prefix
 from kvstore.leases.pin import Pin
 from kvstore.leases.transfer import Source, Transfer, start_copy
@@ -103,7 +104,7 @@ class Lease:
         self.tokens = tokens[: found.length]
         self._located = locate_rows(scope, pin, found)
         self._states = locate_states(scope, pin, found)
-        self._filler = Filler(scope, pin, self._located)
+        self._filler = Filler(scope, pin, self._located, self._states)
         if found.length:
             scope.store.touch(found.path.node_at(found.length).node)
         self._pin = pin  # last, so that the lease owns the pin only once it is whole
@@ -154,6 +155,25 @@ class Lease:
     def views(self, name: str) -> list[Array]:
         """One read-only array for each block: the rows of a stream, in order of position. See `LeasedBlock.stream`."""
         return [block.stream(name) for block in self.blocks]
+
+    def map(self) -> Mapped:
+        """All blocks as one writeable run of memory in pages of equal size, made of the store's own file pages.
+
+        For engines that keep their state in pages of `layout.block_tokens` positions. Nothing is copied but the rows of a last
+        block that isn't whole. Costs address space, and one map of the process for each block. **Only headers are checked, as
+        with views**; `validate` checks the bytes. It outlives the lease; `close` counts it as a view until it is detached. See
+        `Mapped` for what it holds, and for when touching it is SIGBUS.
+
+        Raises
+        ------
+        MappingError
+            At a limit of address space or of the number of maps; where the system's pages are larger than 4 KiB.
+        BlockDamaged
+            When a byte of the last block, if it isn't whole, isn't what was saved. The block is refused from now on.
+        LeaseClosedError
+            After the lease has ended.
+        """
+        return map_blocks(self._scope, self._open(), self._located, self._filler)
 
     def copy_into(self, arrays: Mapping[str, StreamArray], *, threads: int | None = None) -> None:
         """Copy rows [0, length) of every named stream into the caller's arrays, checking every byte in the same pass.
@@ -288,15 +308,8 @@ class Lease:
         raw = np.empty(self._checkpoint.packed_bytes + _MARGIN, np.uint8)
         skip = -raw.__array_interface__["data"][0] % _MARGIN
         packed = raw[skip : skip + self._checkpoint.packed_bytes]
-        at = 0
-        for index, length in enumerate(self._states.payload_bytes.tolist()):
-            if at + length > packed.nbytes:
-                raise self._filler.damaged(self._states, index, "the blocks of the checkpoint are longer than it")
-            self._filler.whole(self._states, index, packed[at : at + length])
-            at += length
+        self._filler.states(packed)
         try:
-            if at != packed.nbytes:
-                raise IndexDamaged(f"the blocks of the checkpoint hold {at} bytes, it has {packed.nbytes}")
             return unpack_states(self._scope.layout, packed)
         except IndexDamaged as error:
             raise self._filler.damaged(self._states, 0, str(error)) from error
@@ -315,8 +328,7 @@ class Lease:
         # room for one row, of which none is used: the kernel checks each segment whole whatever it copies of it
         rows = [rows_of(s, np.empty(s.array_shape(s.tokens_per_row), s.view_dtype)) for _, s in self._streams.values()]
         self._filler.rows(rows, used=False)
-        for index in range(len(self._states)):
-            self._filler.whole(self._states, index, None)
+        self._filler.states(None)
         self._validated = True
 
     def _view(self, offset: int, length: int) -> npt.NDArray[np.uint8]:

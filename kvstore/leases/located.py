@@ -51,6 +51,21 @@ class Located:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def part(self, start: int, stop: int) -> Located:
+        """Some neighbouring blocks of these."""
+        if start == 0 and stop == len(self.ids):
+            return self
+        part = slice(start, stop)
+        return Located(
+            self.ids[part],
+            self.start[part],
+            self.used[part],
+            self.held[part],
+            self.offset[part],
+            self.payload_bytes[part],
+            self.sums[part],
+        )
+
 
 def locate_rows(scope: NamespaceScope, pin: Pin, found: Found) -> Located:
     """Look up the blocks that hold the rows of a prefix.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import threading
 import time
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
+import numpy as np
+
 from kvstore.errors import ArrayError, ForkedStoreError, TransferCancelled, TransferTimeout
-from kvstore.kernel import Rows, check_destinations
+from kvstore.kernel import Rows, check_destinations, progress_end, progress_wait
 from kvstore.layout import Stream
 from kvstore.leases.fill import Filler
 from kvstore.leases.located import Located
@@ -26,7 +29,7 @@ __all__ = ["Source", "Transfer", "Work", "late", "start_copy"]
 _log = logging.getLogger("kvstore")
 _T = TypeVar("_T", bound="Transfer")
 
-_CALL_BYTES = 4 << 20  # streams are copied together until a call moves this much
+_LOOK_SECONDS = 0.2  # how long a wait leaves an interrupt unanswered
 _EXIT_SECONDS = 5.0  # what the end of the interpreter waits for transfers that it has cancelled
 
 
@@ -91,6 +94,24 @@ class Work:
     def release(self) -> None:
         """Let go of the destinations: the work is over, or was never begun."""
 
+    def ended(self) -> None:
+        """Called once the work is over, and its error, if there is one, can be seen."""
+
+    def wait(self, name: str, timeout: float | None) -> None:
+        """Wait until a stream is in place; see `Transfer.wait`."""
+        with self.changed:
+            self.await_for(lambda: name in self.reached, timeout, f"stream {name!r}")
+
+    def ready(self, name: str) -> bool:
+        """Whether a stream is in place; see `Transfer.ready`."""
+        with self.changed:
+            self.check()
+            return name in self.reached
+
+    def count(self) -> int:
+        """How many streams are in place, or on their way to a device."""
+        return len(self.reached)
+
     def start(self) -> None:
         """Begin. If that fails nothing is held."""
         self.source.pin.hold()
@@ -117,6 +138,7 @@ class Work:
             self.changed.notify_all()
             if self._abandoned:
                 self._log_error()
+        self.ended()
 
     def reach(self, *names: str) -> None:
         """Let those go on who wait for these streams."""
@@ -163,7 +185,7 @@ class Work:
                 self._log_error()
                 return
             self._abandoned = True
-            if len(self.reached) < len(self.streams):
+            if self.count() < len(self.streams):
                 _log.warning(
                     "a transfer was dropped before it was finished: it is cancelled; call finish() or use it in a with block"
                 )
@@ -231,16 +253,11 @@ class Transfer:
         BlockDamaged, TransferCancelled
             What ended the transfer.
         """
-        work = self._known(name)
-        with work.changed:
-            work.await_for(lambda: name in work.reached, timeout, f"stream {name!r}")
+        self._known(name).wait(name, timeout)
 
     def ready(self, name: str) -> bool:
         """Whether `wait` would return at once. Raises what `wait` raises, but never waits."""
-        work = self._known(name)
-        with work.changed:
-            work.check()
-            return name in work.reached
+        return self._known(name).ready(name)
 
     def finish(self, timeout: float | None = None) -> None:
         """Wait until everything is in place and checked. Raises as `wait`."""
@@ -267,45 +284,64 @@ class Transfer:
     def __repr__(self) -> str:
         work = self._work
         state = "failed" if work.error is not None else "done" if work.over else "under way"
-        return f"<{type(self).__name__} {state}: {len(work.reached)} of {len(self.names)} streams>"
+        return f"<{type(self).__name__} {state}: {work.count()} of {len(self.names)} streams>"
 
 
 class _HostCopy(Work):
-    """Streams into the caller's arrays, some MiB at a call."""
+    """Streams into the caller's arrays, by one call of the kernel, which tells of each stream as soon as it is in place."""
 
     def __init__(self, source: Source, rows: Sequence[Rows], named: Sequence[int], threads: int | None) -> None:
         layout = source.scope.layout
         super().__init__(source, [layout.streams[i] for i in named])
         self._rows: list[Rows] = list(rows)
-        self._named = list(named)
+        self._index = {layout.streams[i].name: i for i in named}
+        self._progress = np.zeros(len(self._rows), np.int32)
+        for index in named:
+            if self._rows[index].skipped:  # it has no rows yet
+                self._progress[index] = 1
+        self._stop_flag = np.zeros(1, np.int32)
         self._threads = threads
 
     def copy(self) -> None:
         """See `Work.copy`."""
-        skipped = self.source.skipped()
-        for group in self._groups():
+        if not self.source.filler.rows(self._rows, progress=self._progress, stop=self._stop_flag, threads=self._threads):
             self.check_stop()
-            rows = [row if index in group else skipped[index] for index, row in enumerate(self._rows)]
-            self.source.filler.rows(rows, threads=self._threads)
-            self.reach(*(self.source.scope.layout.streams[index].name for index in group))
         self.source.restored(self.streams)
+
+    def ended(self) -> None:
+        """See `Work.ended`."""
+        progress_end(self._progress)
+
+    def stop(self) -> None:
+        """See `Work.stop`."""
+        super().stop()
+        self._stop_flag[0] = 1
+
+    def count(self) -> int:
+        """See `Work.count`."""
+        return sum(int(self._progress[index]) == 1 for index in self._index.values())
+
+    def ready(self, name: str) -> bool:
+        """See `Work.ready`."""
+        with self.changed:
+            self.check()
+        return int(self._progress[self._index[name]]) == 1
+
+    def wait(self, name: str, timeout: float | None) -> None:
+        """See `Work.wait`."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while not (value := progress_wait(self._progress, self._index[name], min(deadline - time.monotonic(), _LOOK_SECONDS))):
+            if time.monotonic() >= deadline:
+                raise late(f"stream {name!r}", timeout)
+        with self.changed:
+            if value < 0:  # the rest is still copied, so that every damaged block is found
+                left = None if timeout is None else max(deadline - time.monotonic(), 0)
+                self.await_for(lambda: False, left, f"stream {name!r}")
+            self.check()
 
     def release(self) -> None:
         """See `Work.release`."""
         self._rows = []
-
-    def _groups(self) -> list[list[int]]:
-        """The first stream alone, since the engine waits for it; then as many together as make a call worth while."""
-        groups: list[list[int]] = []
-        size = _CALL_BYTES
-        for index in self._named:
-            stream = self.source.scope.layout.streams[index]
-            if size >= _CALL_BYTES:
-                groups.append([])
-                size = 0
-            groups[-1].append(index)
-            size = _CALL_BYTES if len(groups) == 1 else size + stream.rows(self.source.length) * stream.row_bytes
-        return groups
 
 
 def start_copy(source: Source, rows: Sequence[Rows], named: Sequence[int], threads: int | None) -> Transfer:

@@ -13,7 +13,7 @@ from kvstore.arrays import Array, StreamArray, check_named, check_rows, rows_of
 from kvstore.blocks import PreparedBlock
 from kvstore.env import Reader, Writer
 from kvstore.errors import ArrayError, BlockDamaged, IndexDamaged
-from kvstore.kernel import Rows, crc32c, gather, scatter
+from kvstore.kernel import Rows, crc32c, gather, restore
 from kvstore.records.block import BlockHeader, Geometry, header_bytes
 from kvstore.records.constants import KIND_ROWS, KIND_STATES
 from kvstore.scope import NamespaceScope
@@ -121,7 +121,7 @@ def merge_stored(
 ) -> PreparedBlock | None:
     """Put the stored rows of a block's first `positions` positions into a prepared block: what was first saved stays.
 
-    Reads the stored block through the file map, validating all of it. Returns the block with its new id, in the same
+    Reads the stored block, validating all of it. Returns the block with its new id, in the same
     buffer, or None when the stored block is damaged: it is refused from then on, and the prepared rows are as good.
     """
     layout, padded = scope.layout, block.header.padded_bytes
@@ -133,8 +133,7 @@ def merge_stored(
         header = table.read_header(environment, stored, ref, len(layout.streams), scope.namespace)
         if header.tokens < positions or header.payload_bytes != layout.payload_bytes(header.tokens):
             raise BlockDamaged(f"block {stored.hex()} does not hold the rows that the index says")
-        address = environment.payload_address(ref.offset, ref.payload_bytes)
-    except (BlockDamaged, IndexDamaged, OSError):
+    except (BlockDamaged, IndexDamaged):
         scope.store.refuse(stored, table.offset_of(txn, stored))
         return None
     offsets = layout.segments(block.header.tokens)
@@ -150,15 +149,17 @@ def merge_stored(
         rows_of(s, segment) if segment.size else Rows.skip(row_bytes=s.row_bytes, tokens_per_row=s.tokens_per_row)
         for segment, s in zip(segments, layout.streams, strict=True)
     ]
-    failed = scatter(
+    restored = restore(
+        environment.source,
         rows,
-        np.array([address], np.uint64),
+        np.array([ref.offset], np.uint64),
         np.zeros(1, np.int64),
         np.array([header.tokens], np.int64),
         np.array([positions], np.int64),
         header.sums.astype(np.uint32).reshape(1, -1),
+        direct=np.zeros(1, np.uint8),
     )
-    if failed[0] >= 0:
+    if restored is None or not restored.sound:
         payload[:] = own
         scope.store.refuse(stored, ref.offset)
         return None

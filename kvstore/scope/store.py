@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from kvstore import blocks as table
 from kvstore.env import Environment, MapFull, Reader, Writer
@@ -30,6 +33,7 @@ _PASSING_READER = 0.5  # seconds
 _READER_WAITS = 3
 _TOUCHES_HELD = 4096
 _PAGES_EVICTED_AT_ONCE = 8192
+_BLOCKS_REMEMBERED = 1 << 16
 _SWEEP_SHARE = 20  # of the time, at most, is spent on setting the index right
 
 
@@ -94,6 +98,7 @@ class StoreScope:
         self._touches: dict[int, int] = {}
         # blocks that failed their checks in this process and are not marked in the file yet, with the offset they were read at
         self._damaged: dict[bytes, int | None] = {}
+        self._read_past_cache: dict[bytes, None] = {}
         self._guard = threading.Lock()
         self._victims = Victims(self.policy)
         self._roots = _NO_ROOTS
@@ -111,6 +116,23 @@ class StoreScope:
             self._touches[node] = nodes.now()
             while len(self._touches) > _TOUCHES_HELD:
                 del self._touches[next(iter(self._touches))]
+
+    def past_cache(self, block_ids: Sequence[bytes]) -> npt.NDArray[np.uint8]:
+        """Whether each block, where the page cache doesn't have it, is to be read past it: so the first time, and not again.
+
+        What comes back a second time is worth the memory; what comes once would push out what is. Remembered by this
+        process, for the last 65,536 blocks.
+        """
+        with self._guard:
+            return np.array([block_id not in self._read_past_cache for block_id in block_ids], np.uint8)
+
+    def was_read_past_cache(self, block_ids: Iterable[bytes]) -> None:
+        """Remember blocks that were read past the page cache."""
+        with self._guard:
+            for block_id in block_ids:
+                self._read_past_cache[block_id] = None
+            while len(self._read_past_cache) > _BLOCKS_REMEMBERED:
+                del self._read_past_cache[next(iter(self._read_past_cache))]
 
     def watch(self, pin: Overdue) -> None:
         """Report a lease's pin, once, if it lives too long. Looked at with each write, since writes are what it hinders."""

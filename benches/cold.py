@@ -1,0 +1,135 @@
+"""cold: a long session that the page cache has nothing of, into arrays, validated, against raw reads and against a cold map."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from benches import direct, pagecache
+from benches.harness import Bench, Context, Needs, Outcome, Size, Target, median, pairs
+from benches.rss import Watch
+from benches.sessions import TOKEN_BYTES, arrays_for, bytes_of, large_layout, pieces, random_tokens, touched
+from kvstore import Store
+
+__all__ = ["BENCH"]
+
+_THREADS = 2
+_FAST = 3e9  # bytes a second, from which on a device is one that a map can't keep up with
+# tokens, rounds of all raw ways, pairs
+_SIZES: dict[Size, tuple[int, int, int]] = {"full": (100_000, 3, 7), "quick": (20_000, 2, 5), "smallest": (1500, 1, 1)}
+
+
+def _needs(size: Size) -> Needs:
+    total = _SIZES[size][0] * TOKEN_BYTES
+    return Needs(disk=int(2.4 * total) + (256 << 20), memory=3 * total + (1 << 30))
+
+
+def _run(context: Context) -> Outcome:
+    tokens, rounds, count = _SIZES[context.size]
+    layout = large_layout()
+    prompt = random_tokens(5, tokens)
+    plain_file, store_dir = context.scratch / "plain", context.scratch / "store"
+    data = store_dir / "data.mdb"
+    outcome = Outcome()
+
+    context.say(f"saving {tokens * TOKEN_BYTES / 1e9:.2f} GB, and writing them to a plain file")
+    source = arrays_for(layout, tokens)
+    total = bytes_of(source)
+    with plain_file.open("wb", buffering=0) as file:
+        for piece in pieces(source, 8 << 20):
+            for part in piece:
+                file.write(part)
+    with Store.open(store_dir, max_bytes=int(1.2 * total) + (256 << 20)) as store:
+        store.namespace(layout).save(prompt, source)
+    into = touched(layout, tokens)
+    stayed: list[float] = []
+    peaks: list[float] = []
+
+    def restored(*, again: bool) -> float:
+        """Seconds of a lease and a copy, in a store opened anew; `again`: of blocks that it has restored before."""
+        stayed.append(pagecache.drop(data))
+        with Store.open(store_dir) as store:
+            namespace = store.namespace(layout)
+            if again:
+                with namespace.lease(prompt) as lease:
+                    lease.copy_into(into, threads=_THREADS)
+                stayed.append(pagecache.drop(data))
+            with Watch() as watch:
+                start = time.perf_counter()
+                with namespace.lease(prompt) as lease:
+                    lease.copy_into(into, threads=_THREADS)
+                seconds = time.perf_counter() - start
+            if lease.length != tokens:
+                raise AssertionError(f"restored {lease.length} tokens of {tokens}")
+        peaks.append(watch.above_mib)
+        return seconds
+
+    def mapped() -> float:
+        """Seconds of copying a plain file's cold map, read-ahead as the system does it, with as many threads."""
+        stayed.append(pagecache.drop(plain_file))
+        view = np.memmap(plain_file, np.uint8, mode="r")
+        start = time.perf_counter()
+        at, work = 0, []
+        for array in into.values():
+            flat = array.reshape(-1).view(np.uint8)
+            step = -(-flat.size // _THREADS)
+            work += [(flat[s : s + step], view[at + s : at + min(s + step, flat.size)]) for s in range(0, flat.size, step)]
+            at += flat.size
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for _ in pool.map(lambda pair: np.copyto(pair[0], pair[1]), work):
+                pass
+        seconds = time.perf_counter() - start
+        del view, work
+        return seconds
+
+    restored(again=False)
+    if not all(np.array_equal(into[name].view(np.uint8), source[name].view(np.uint8)) for name in into):
+        raise AssertionError("what was restored is not what was saved")
+    del source
+    size, depth, ways = direct.best_way(data, total, rounds, context.say)
+    sides = {
+        "kvstore": lambda: restored(again=False),
+        "raw": lambda: direct.read_all(data, size, depth, total),
+        "map": mapped,
+        "second": lambda: restored(again=True),
+    }
+    peaks.clear()
+    seconds = pairs(context, "cold", count, sides)
+    speed = {side: total / median(taken) / 1e9 for side, taken in seconds.items()}
+
+    def ratio(side: str, to: str = "kvstore") -> float:
+        return median([other / own for other, own in zip(seconds[side], seconds[to], strict=True)])
+
+    outcome.figures = {
+        "bytes": total,
+        "threads": _THREADS,
+        "pairs": count,
+        "gb_s": speed,
+        "ratio_to_raw": ratio("raw"),
+        "ratio_to_map": ratio("map"),
+        "raw_way": {"read_bytes": size, "depth": depth},
+        "raw_ways_seconds": ways,
+        "peak_mib": max(peaks),
+        "seconds": seconds,
+        "resident_after_drop": max(stayed),
+    }
+    outcome.lines = [
+        f"raw O_DIRECT, {size >> 10} KiB x {depth} (the best of {len(ways)} ways) {speed['raw']:.2f} GB/s, a cold map "
+        f"{speed['map']:.2f} GB/s",
+        f"kvstore {speed['kvstore']:.2f} GB/s, {ratio('raw'):.3f} of raw, {ratio('map'):.3f} of the map; what is restored a second "
+        f"time, through the page cache, {speed['second']:.2f} GB/s",
+        f"memory: at most {max(peaks):.1f} MiB above the arrays",
+    ]
+    if max(stayed) > 0.01:
+        outcome.doubts.append(f"{100 * max(stayed):.0f}% of a file stayed in the page cache: these figures are not cold")
+    least = 1.5 if total / median(seconds["raw"]) > _FAST else 1.0
+    outcome.targets = [
+        Target("cold: speed over that of raw direct reads", ratio("raw"), 0.9, at_most=False),
+        Target("cold: speed over that of a cold map", ratio("map"), least, at_most=False),
+    ]
+    return outcome
+
+
+BENCH = Bench("cold", "1.6 GB from the disk into arrays, validated, against raw direct reads and against a cold map", _needs, _run)

@@ -1,0 +1,107 @@
+"""layers: how long the first layer of a long session takes, while the others are still being restored."""
+
+from __future__ import annotations
+
+import time
+
+from benches import pagecache
+from benches.harness import Bench, Context, Needs, Outcome, Size, Target, median, pairs
+from benches.rss import Watch
+from benches.sessions import arrays_for, bytes_of, random_tokens, touched
+from kvstore import Layout, Store, Stream
+
+__all__ = ["BENCH"]
+
+_THREADS = 2
+_LAYERS = 30
+_LIMIT = 1 / 15
+# tokens, rounds
+_SIZES: dict[Size, tuple[int, int]] = {"full": (100_000, 9), "quick": (20_000, 7), "smallest": (1500, 2)}
+
+
+def _layout() -> Layout:
+    """16,320 bytes a token: K and V of 30 layers of attention, one head of 136 in f16 each."""
+    streams = [Stream(f"{part}{layer}", "f16", (1, 136)) for layer in range(_LAYERS) for part in "kv"]
+    return Layout(streams=tuple(streams), model="bench-30-layers")
+
+
+def _needs(size: Size) -> Needs:
+    total = _SIZES[size][0] * 16320
+    return Needs(disk=int(1.3 * total) + (256 << 20), memory=3 * total + (1 << 30))
+
+
+def _run(context: Context) -> Outcome:
+    tokens, rounds = _SIZES[context.size]
+    layout = _layout()
+    prompt = random_tokens(6, tokens)
+    directory = context.scratch / "store"
+    outcome = Outcome()
+    source = arrays_for(layout, tokens)
+    total = bytes_of(source)
+    context.say(f"saving {total / 1e9:.2f} GB")
+    with Store.open(directory, max_bytes=int(1.2 * total) + (256 << 20)) as store:
+        store.namespace(layout).save(prompt, source)
+    into = touched(layout, tokens)
+    data = directory / "data.mdb"
+    first: dict[str, list[float]] = {"warm": [], "cold": []}
+
+    def layer_first(store: Store, kind: str) -> float:
+        """Seconds of the whole; notes those until both streams of layer 0 were there."""
+        start = time.perf_counter()
+        with store.namespace(layout).lease(prompt) as lease, lease.start_copy(into, threads=_THREADS) as copy:
+            copy.wait("k0")
+            copy.wait("v0")
+            first[kind].append(time.perf_counter() - start)
+            copy.finish()
+            return time.perf_counter() - start
+
+    def at_once(store: Store) -> float:
+        start = time.perf_counter()
+        with store.namespace(layout).lease(prompt) as lease:
+            lease.copy_into(into, threads=_THREADS)
+        return time.perf_counter() - start
+
+    with Store.open(directory) as store:
+        at_once(store)
+        if any((into[name].view("u2") != source[name].view("u2")).any() for name in ("k0", "v29")):
+            raise AssertionError("what was restored is not what was saved")
+        del source
+        at_once(store)  # what the page cache did not have is there from the second time on
+        warm = pairs(
+            context, "warm", rounds, {"layer_first": lambda: layer_first(store, "warm"), "at_once": lambda: at_once(store)}
+        )
+        with Watch() as watch:
+            layer_first(store, "warm")
+        first["warm"].pop()
+
+    def cold() -> float:
+        pagecache.drop(data)
+        with Store.open(directory) as store:
+            return layer_first(store, "cold")
+
+    whole = pairs(context, "cold", min(rounds, 5), {"layer_first": cold})["layer_first"]
+    share = median([f / w for f, w in zip(first["warm"], warm["layer_first"], strict=True)])
+    cost = median([a / b for a, b in zip(warm["layer_first"], warm["at_once"], strict=True)])
+    cold_share = median([f / w for f, w in zip(first["cold"], whole, strict=True)])
+    outcome.figures = {
+        "bytes": total,
+        "layers": _LAYERS,
+        "threads": _THREADS,
+        "warm_share": share,
+        "warm_cost": cost,
+        "cold_share": cold_share,
+        "peak_mib": watch.above_mib,
+        "seconds": {"first": first, "warm": warm, "cold": whole},
+    }
+    outcome.lines = [
+        f"warm: layer 0 after {median(first['warm']) * 1e3:.1f} ms, lease included, all {_LAYERS} after "
+        f"{median(warm['layer_first']) * 1e3:.1f} ms (1/{1 / share:.0f}); {cost:.3f} times the copy without waiting",
+        f"cold: layer 0 after {median(first['cold']) * 1e3:.0f} ms, all after {median(whole) * 1e3:.0f} ms "
+        f"(1/{1 / cold_share:.0f})",
+        f"memory: at most {watch.above_mib:.1f} MiB above the arrays",
+    ]
+    outcome.targets = [Target("warm: layer 0, as a share of the whole", share, _LIMIT)]
+    return outcome
+
+
+BENCH = Bench("layers", "the first of 30 layers during a restore of 1.6 GB, against the whole", _needs, _run)

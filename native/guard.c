@@ -1,0 +1,116 @@
+/*
+ * A page of a mapped file that can't be read, because the disk fails or the
+ * file was truncated meanwhile, is a SIGBUS for whoever touches it. Populating
+ * the range beforehand leaves a window; so the copies run guarded.
+ */
+#define _GNU_SOURCE
+#include "guard.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+
+typedef struct guarded {
+    sigjmp_buf back;
+    uintptr_t low, high;
+} guarded;
+
+/* In the static block of each thread: the handler must not be the one that allocates it. */
+static _Thread_local guarded *volatile current __attribute__((tls_model("initial-exec")));
+static _Thread_local volatile sig_atomic_t passing __attribute__((tls_model("initial-exec")));
+
+/* Guarded by `lock`. The handler reads `before` without it: it only changes while no handler of ours is installed. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int users;
+static struct sigaction before;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+static void die(int signal) {
+    struct sigaction standard = {.sa_handler = SIG_DFL};
+    sigemptyset(&standard.sa_mask);
+    sigaction(signal, &standard, NULL); /* the instruction is run again, and the process ends where it would have */
+}
+
+static void on_bus_error(int signal, siginfo_t *info, void *machine) {
+    guarded *g = current;
+    const uintptr_t at = (uintptr_t)info->si_addr;
+    if (g && info->si_code > 0 && at >= g->low && at < g->high) siglongjmp(g->back, 1);
+    /* Somebody who was installed after us and passes on to us may be who we would pass on to. */
+    if (passing) {
+        die(signal);
+        return;
+    }
+    passing = 1;
+    if (before.sa_flags & SA_SIGINFO)
+        before.sa_sigaction(signal, info, machine);
+    else if (before.sa_handler == SIG_DFL || before.sa_handler == SIG_IGN)
+        die(signal);
+    else
+        before.sa_handler(signal);
+    passing = 0;
+}
+
+static bool is_ours(const struct sigaction *action) {
+    return (action->sa_flags & SA_SIGINFO) && action->sa_sigaction == on_bus_error;
+}
+
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
+
+/* The forking thread was in no call of ours, so whatever others were doing is over in the child. */
+static void after_fork_in_child(void) {
+    struct sigaction now;
+    pthread_mutex_init(&lock, NULL);
+    if (users && !sigaction(SIGBUS, NULL, &now) && is_ours(&now)) sigaction(SIGBUS, &before, NULL);
+    users = 0;
+}
+
+static void install_handlers(void) { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); }
+
+void kvs_guard_begin(kvs_guard_mask *mask) {
+    sigset_t bus, was;
+    pthread_once(&fork_once, install_handlers);
+    pthread_mutex_lock(&lock);
+    if (!users++) {
+        struct sigaction now;
+        /* Still there from before if somebody had put his own over it when we wanted to take it back. */
+        if (!sigaction(SIGBUS, NULL, &now) && !is_ours(&now)) {
+            struct sigaction ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+            sigemptyset(&ours.sa_mask);
+            before = now;
+            sigaction(SIGBUS, &ours, NULL);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    /* A fault whose signal is blocked ends the process, whatever handler there is. */
+    sigemptyset(&bus);
+    sigaddset(&bus, SIGBUS);
+    mask->blocked = !pthread_sigmask(SIG_UNBLOCK, &bus, &was) && sigismember(&was, SIGBUS) == 1;
+}
+
+void kvs_guard_end(const kvs_guard_mask *mask) {
+    if (mask->blocked) {
+        sigset_t bus;
+        sigemptyset(&bus);
+        sigaddset(&bus, SIGBUS);
+        pthread_sigmask(SIG_BLOCK, &bus, NULL);
+    }
+    pthread_mutex_lock(&lock);
+    if (!--users) {
+        struct sigaction now;
+        if (!sigaction(SIGBUS, NULL, &now) && is_ours(&now)) sigaction(SIGBUS, &before, NULL);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+bool kvs_guard_run(void (*f)(void *), void *context, uint64_t address, size_t length) {
+    guarded g = {.low = (uintptr_t)address, .high = (uintptr_t)address + length};
+    if (sigsetjmp(g.back, 0)) {
+        current = NULL;
+        return false;
+    }
+    current = &g;
+    f(context);
+    current = NULL;
+    return true;
+}

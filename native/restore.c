@@ -1,0 +1,476 @@
+/*
+ * Restore: blocks of a file go to an engine's arrays, checked on the way.
+ *
+ * First a plan: the bytes that the page cache has are copied out of the map,
+ * segment by segment; the others are read in pieces of neighbouring segments
+ * of a block, past the page cache or through it as the caller wants, and
+ * copied from where they were read to. Then the pool works the plan off.
+ */
+#define _GNU_SOURCE
+#include "copy.h"
+#include "guard.h"
+#include "pool.h"
+#include "residency.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    PIECE = 1 << 20,     /* bytes of one read */
+    WAITED_PIECE = PIECE / 2, /* where somebody waits for the first streams */
+    LEAST_READERS = 4,   /* reads under way at once: twice the threads, within these limits */
+    MOST_READERS = 16,
+    PART = 256 << 10,    /* a part of a segment in the page cache isn't smaller than this */
+    MAX_PARTS = 64,      /* of one segment in the page cache */
+    ALONE = 128 << 10,   /* a call of fewer cached bytes is done before a thread wakes up */
+    VECTORS = 64,        /* segments that one read puts where they belong */
+    DIRECT_ALIGN = 4096, /* of offsets, lengths and addresses of direct reads: no device asks for more */
+};
+
+/* As in copy.c: calls of more bytes store past the caches. */
+#define STREAM ((uint64_t)1 << 20)
+
+enum way { FROM_MAP, THROUGH_CACHE, PAST_CACHE };
+
+/* Streams [stream, stream + streams) of a block; or a part of one, where parts > 1. */
+typedef struct piece {
+    uint32_t block, stream, streams;
+    uint32_t part, parts;
+    uint32_t state; /* of the CRC, begun at 0, where parts > 1 */
+    uint8_t way;
+} piece;
+
+typedef struct plan {
+    piece *pieces;
+    size_t count, room;
+} plan;
+
+typedef struct call {
+    const kvs_source *source;
+    const kvs_rows *rows;
+    size_t streams, blocks;
+    const uint64_t *payloads; /* offsets in the file */
+    const int64_t *first, *tokens, *used;
+    const uint64_t *offsets;
+    const uint32_t *offset_row;
+    const uint32_t *expected;
+    uint32_t *sums;
+    int32_t *errors;
+    uint8_t *read;
+    int32_t *progress;
+    const int32_t *stop;
+    bool stopped; /* something was left */
+    int32_t *remaining; /* pieces of each stream that aren't done */
+    plan cached, cold;
+    bool stream, parted;
+    const kvs_crc_path *path;
+    pthread_mutex_t buffers_lock;
+    unsigned char *buffers[KVS_MAX_THREADS]; /* those that no piece uses */
+    int buffer_count;
+} call;
+
+/* Who waits for a stream of any call. */
+static pthread_mutex_t progress_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t progress_made = PTHREAD_COND_INITIALIZER;
+
+void kvs_progress_set(int32_t *progress, int32_t value) {
+    pthread_mutex_lock(&progress_lock);
+    __atomic_store_n(progress, value, __ATOMIC_RELEASE);
+    pthread_cond_broadcast(&progress_made);
+    pthread_mutex_unlock(&progress_lock);
+}
+
+int kvs_progress_wait(const int32_t *progress, int milliseconds) {
+    struct timespec until;
+    int value, error = 0;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += milliseconds / 1000;
+    until.tv_nsec += milliseconds % 1000 * 1000000L;
+    if (until.tv_nsec >= 1000000000L) until.tv_sec++, until.tv_nsec -= 1000000000L;
+    pthread_mutex_lock(&progress_lock);
+    while (!(value = __atomic_load_n(progress, __ATOMIC_ACQUIRE)) && !error)
+        error = pthread_cond_timedwait(&progress_made, &progress_lock, &until);
+    pthread_mutex_unlock(&progress_lock);
+    return value;
+}
+
+static int64_t rows_of(const call *k, size_t s, size_t b) { return k->tokens[b] / k->rows[s].tokens_per_row; }
+
+static uint64_t segment_bytes(const call *k, size_t s, size_t b) {
+    return (uint64_t)(rows_of(k, s, b) * k->rows[s].row_bytes);
+}
+
+static uint64_t segment_offset(const call *k, size_t s, size_t b) {
+    return k->payloads[b] + k->offsets[k->offset_row[b] * k->streams + s];
+}
+
+static bool add(plan *p, piece one) {
+    if (p->count == p->room) {
+        size_t room = p->room ? 2 * p->room : 256;
+        piece *more = realloc(p->pieces, room * sizeof *more);
+        if (!more) return false;
+        p->pieces = more, p->room = room;
+    }
+    p->pieces[p->count++] = one;
+    return true;
+}
+
+/* How many parts a segment of `bytes` is cut into where a part should have `most` bytes. */
+static uint32_t parts_of(const kvs_rows *r, uint64_t bytes, uint64_t most, uint64_t limit) {
+    const uint64_t lines = bytes / (uint64_t)kvs_line_bytes(r);
+    uint64_t parts = (bytes + most - 1) / most;
+    if (parts > limit) parts = limit;
+    if (parts > lines) parts = lines;
+    return parts ? (uint32_t)parts : 1;
+}
+
+static bool add_cached(call *k, uint32_t b, uint32_t s) {
+    return add(&k->cached, (piece){.block = b, .stream = s, .streams = 1, .parts = 1, .way = FROM_MAP});
+}
+
+/* Streams [s, end) of a block whose bytes aren't in the page cache. */
+static bool add_cold(call *k, uint32_t b, uint32_t s, uint32_t end, bool direct) {
+    const uint8_t way = direct && k->source->direct_fd >= 0 ? PAST_CACHE : THROUGH_CACHE;
+    piece p = {.block = b, .stream = s, .streams = end - s, .parts = 1, .way = way};
+    if (way > k->read[b]) k->read[b] = way;
+    if (end - s > 1) return add(&k->cold, p);
+    p.parts = parts_of(&k->rows[s], segment_bytes(k, s, b), PIECE, UINT32_MAX);
+    for (p.part = 0; p.part < p.parts; p.part++)
+        if (!add(&k->cold, p)) return false;
+    return true;
+}
+
+/* Segments of a block in pieces; `streams` that are skipped part them. */
+static bool plan_block(call *k, uint32_t b, bool direct) {
+    const uint64_t most = k->progress ? WAITED_PIECE : PIECE;
+    for (uint32_t s = 0, end; s < k->streams; s = end) {
+        end = s + 1;
+        if (!k->rows[s].base) continue;
+        const uint64_t from = segment_offset(k, s, b);
+        uint64_t to = from + segment_bytes(k, s, b);
+        for (; end < k->streams && k->rows[end].base; end++) {
+            const uint64_t further = segment_offset(k, end, b) + segment_bytes(k, end, b);
+            if (further - from > most) break;
+            to = further;
+        }
+        if (to == from || kvs_resident(k->source, from, to - from)) {
+            for (uint32_t one = s; one < end; one++)
+                if (!add_cached(k, b, one)) return false;
+        } else if (!add_cold(k, b, s, end, direct)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Stream by stream, keeping the order of the blocks: so the first stream is complete first. */
+static bool sort(plan *p, size_t streams) {
+    if (!p->count) return true;
+    size_t *place = calloc(streams + 1, sizeof *place);
+    piece *sorted = malloc(p->count * sizeof *sorted);
+    if (place && sorted) {
+        for (size_t i = 0; i < p->count; i++) place[p->pieces[i].stream + 1]++;
+        for (size_t s = 0; s < streams; s++) place[s + 1] += place[s];
+        for (size_t i = 0; i < p->count; i++) sorted[place[p->pieces[i].stream]++] = p->pieces[i];
+        free(p->pieces);
+        p->pieces = sorted, p->room = p->count;
+        sorted = NULL;
+    }
+    const bool done = !sorted && place;
+    free(place);
+    free(sorted);
+    return done;
+}
+
+/* Where there are too few segments to occupy the threads, cuts them into parts. */
+static bool part_cached(call *k, int threads) {
+    plan cut = {0};
+    if (threads > 1 && k->cached.count < 4 * (size_t)threads) {
+        for (size_t i = 0; i < k->cached.count; i++) {
+            piece p = k->cached.pieces[i];
+            p.parts = parts_of(&k->rows[p.stream], segment_bytes(k, p.stream, p.block), PART, MAX_PARTS);
+            for (p.part = 0; p.part < p.parts; p.part++)
+                if (!add(&cut, p)) {
+                    free(cut.pieces);
+                    return false;
+                }
+        }
+        free(k->cached.pieces);
+        k->cached = cut;
+    }
+    return true;
+}
+
+static unsigned char *take_buffer(call *k) {
+    unsigned char *buffer = NULL;
+    pthread_mutex_lock(&k->buffers_lock);
+    if (k->buffer_count) buffer = k->buffers[--k->buffer_count];
+    pthread_mutex_unlock(&k->buffers_lock);
+    if (buffer) return buffer;
+    void *fresh = mmap(NULL, PIECE + 2 * DIRECT_ALIGN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return fresh == MAP_FAILED ? NULL : fresh;
+}
+
+static void give_buffer(call *k, unsigned char *buffer) {
+    pthread_mutex_lock(&k->buffers_lock);
+    k->buffers[k->buffer_count++] = buffer;
+    pthread_mutex_unlock(&k->buffers_lock);
+}
+
+/* Reads until `needed` bytes have come; the vector may ask for more, where the file goes on. 0, an errno or KVS_END_OF_FILE. */
+static int read_fully(int fd, struct iovec *vector, int count, uint64_t offset, size_t needed) {
+    for (size_t got = 0; got < needed;) {
+        ssize_t n = preadv(fd, vector, count, (off_t)offset);
+        if (n < 0) {
+            if (errno == EINTR || errno == EAGAIN) continue;
+            return errno;
+        }
+        if (!n) return KVS_END_OF_FILE;
+        got += (size_t)n, offset += (uint64_t)n;
+        for (; count && (size_t)n >= vector->iov_len; vector++, count--) n -= (ssize_t)vector->iov_len;
+        if (count && n) {
+            vector->iov_base = (char *)vector->iov_base + n;
+            vector->iov_len -= (size_t)n;
+        }
+    }
+    return 0;
+}
+
+/* Where a segment lies as one run in the engine's memory, or NULL. */
+static unsigned char *run_of(const call *k, size_t s, size_t b) {
+    const kvs_rows *r = &k->rows[s];
+    if (r->outer || r->inner || r->page_rows || r->row_stride != r->row_bytes) return NULL;
+    return (unsigned char *)(uintptr_t)r->base + k->first[b] / r->tokens_per_row * r->row_bytes;
+}
+
+/* Can a direct read put all segments of a piece where they belong? */
+static bool lies_right(const call *k, const piece *p) {
+    const uint64_t align = DIRECT_ALIGN - 1;
+    if (p->parts > 1 || p->streams > VECTORS || k->used[p->block] != k->tokens[p->block]) return false;
+    for (uint32_t s = p->stream; s < p->stream + p->streams; s++) {
+        const unsigned char *to = run_of(k, s, p->block);
+        if (!to || (((uintptr_t)to | segment_offset(k, s, p->block) | segment_bytes(k, s, p->block)) & align)) return false;
+    }
+    return true;
+}
+
+static int read_into_place(call *k, const piece *p) {
+    struct iovec vector[VECTORS];
+    size_t total = 0;
+    for (uint32_t i = 0; i < p->streams; i++) {
+        vector[i].iov_base = run_of(k, p->stream + i, p->block);
+        total += vector[i].iov_len = segment_bytes(k, p->stream + i, p->block);
+    }
+    const uint64_t from = segment_offset(k, p->stream, p->block);
+    int error = read_fully((int)k->source->direct_fd, vector, (int)p->streams, from, total);
+    if (error) return error;
+    for (uint32_t s = p->stream; s < p->stream + p->streams; s++)
+        k->sums[p->block * k->streams + s] =
+            ~k->path->update(~0u, run_of(k, s, p->block), segment_bytes(k, s, p->block));
+    return 0;
+}
+
+/* Moves the segments of a piece, the first byte of which lies at `bytes`. */
+static void move_piece(call *k, piece *p, const unsigned char *bytes) {
+    const uint64_t begin = segment_offset(k, p->stream, p->block);
+    for (uint32_t s = p->stream; s < p->stream + p->streams; s++) {
+        const kvs_rows *r = &k->rows[s];
+        const int64_t count = rows_of(k, s, p->block), used = k->used[p->block] / r->tokens_per_row;
+        const int64_t first = k->first[p->block] / r->tokens_per_row;
+        const int64_t lines = count ? r->row_bytes / kvs_line_bytes(r) * count : 0;
+        const int64_t from = kvs_part_start(lines, p->part, p->parts), to = kvs_part_start(lines, p->part + 1, p->parts);
+        const unsigned char *at = p->parts > 1 ? bytes : bytes + (segment_offset(k, s, p->block) - begin);
+        uint32_t state = p->parts > 1 ? 0 : ~0u;
+        if (to > from) state = kvs_scatter_lines(k->path, state, r, at, from, to, first, count, used, k->stream);
+        if (p->parts > 1)
+            p->state = state;
+        else
+            k->sums[p->block * k->streams + s] = ~state;
+    }
+}
+
+/* First byte in the file and length of what a piece needs. */
+static uint64_t extent(const call *k, const piece *p, size_t *length) {
+    uint64_t from = segment_offset(k, p->stream, p->block);
+    const uint32_t last = p->stream + p->streams - 1;
+    uint64_t to = segment_offset(k, last, p->block) + segment_bytes(k, last, p->block);
+    if (p->parts > 1) {
+        const int64_t line = kvs_line_bytes(&k->rows[p->stream]), lines = (int64_t)(to - from) / line;
+        to = from + (uint64_t)(kvs_part_start(lines, p->part + 1, p->parts) * line);
+        from += (uint64_t)(kvs_part_start(lines, p->part, p->parts) * line);
+    }
+    *length = (size_t)(to - from);
+    return from;
+}
+
+static int read_and_move(call *k, piece *p) {
+    if (p->way == PAST_CACHE && lies_right(k, p)) {
+        int error = read_into_place(k, p);
+        if (error != EINVAL) return error;
+    }
+    size_t length;
+    const uint64_t from = extent(k, p, &length), skip = from % DIRECT_ALIGN;
+    /* A line can be longer than a piece: then the buffer is the piece's own. */
+    const bool own = skip + length > PIECE + DIRECT_ALIGN;
+    const size_t room = (skip + length + DIRECT_ALIGN - 1) / DIRECT_ALIGN * DIRECT_ALIGN;
+    unsigned char *buffer;
+    if (own) {
+        void *fresh = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        buffer = fresh == MAP_FAILED ? NULL : fresh;
+    } else {
+        buffer = take_buffer(k);
+    }
+    if (!buffer) return ENOMEM;
+    int error = EINVAL;
+    if (p->way == PAST_CACHE) {
+        struct iovec whole = {buffer, room};
+        error = read_fully((int)k->source->direct_fd, &whole, 1, from - skip, skip + length);
+    }
+    if (error == EINVAL) { /* this file system, or this place of the file, has no direct reads after all */
+        struct iovec exact = {buffer + skip, length};
+        error = read_fully((int)k->source->fd, &exact, 1, from, length);
+    }
+    if (!error) move_piece(k, p, buffer + skip);
+    if (own)
+        munmap(buffer, room);
+    else
+        give_buffer(k, buffer);
+    return error;
+}
+
+typedef struct mapped_move {
+    call *call;
+    piece *piece;
+    const unsigned char *bytes;
+} mapped_move;
+
+static void move_mapped(void *context) {
+    mapped_move *m = context;
+    move_piece(m->call, m->piece, m->bytes);
+}
+
+static int move_from_map(call *k, piece *p) {
+    size_t length;
+    const uint64_t address = k->source->map + extent(k, p, &length);
+    mapped_move m = {k, p, (const unsigned char *)(uintptr_t)address};
+    return kvs_guard_run(move_mapped, &m, address, length) ? 0 : EFAULT;
+}
+
+static void join_parts(call *k, const plan *list, size_t s) {
+    for (size_t i = 0; i < list->count; i++) {
+        const piece *p = &list->pieces[i];
+        if (p->stream != s || p->parts < 2 || p->part) continue;
+        const int64_t line = kvs_line_bytes(&k->rows[s]), lines = (int64_t)segment_bytes(k, s, p->block) / line;
+        uint32_t state = ~0u;
+        for (uint32_t part = 0; part < p->parts; part++) {
+            int64_t length = kvs_part_start(lines, part + 1, p->parts) - kvs_part_start(lines, part, p->parts);
+            state = kvs_crc_combine(state, p[part].state, (uint64_t)(length * line));
+        }
+        k->sums[p->block * k->streams + s] = ~state;
+    }
+}
+
+/* All pieces of a stream are done: compare its sums, and tell who waits. */
+static void finish_stream(call *k, size_t s) {
+    if (k->parted) {
+        join_parts(k, &k->cached, s);
+        join_parts(k, &k->cold, s);
+    }
+    if (!k->progress) return;
+    bool sound = true;
+    for (size_t b = 0; b < k->blocks && sound; b++)
+        sound = !__atomic_load_n(&k->errors[b], __ATOMIC_RELAXED) &&
+                k->sums[b * k->streams + s] == k->expected[b * k->streams + s];
+    kvs_progress_set(&k->progress[s], sound ? 1 : -1);
+}
+
+static void run_piece(void *context, size_t i) {
+    call *k = context;
+    /* Both lists at once, in proportion: the processors copy while the disk is at work. */
+    const size_t total = k->cached.count + k->cold.count;
+    const size_t before = i * k->cold.count / total, after = (i + 1) * k->cold.count / total;
+    if (k->stop && __atomic_load_n(k->stop, __ATOMIC_RELAXED)) {
+        __atomic_store_n(&k->stopped, true, __ATOMIC_RELAXED);
+        return;
+    }
+    piece *p = after > before ? &k->cold.pieces[before] : &k->cached.pieces[i - before];
+    int error = p->way == FROM_MAP ? move_from_map(k, p) : read_and_move(k, p);
+    if (error) __atomic_store_n(&k->errors[p->block], error, __ATOMIC_RELAXED);
+    for (uint32_t s = p->stream; s < p->stream + p->streams; s++)
+        if (!__atomic_sub_fetch(&k->remaining[s], 1, __ATOMIC_ACQ_REL)) finish_stream(k, s);
+}
+
+static bool make_plan(call *k, const uint8_t *direct, int threads) {
+    for (uint32_t b = 0; b < k->blocks; b++)
+        if (!plan_block(k, b, direct[b])) return false;
+    if (!part_cached(k, threads) || !sort(&k->cached, k->streams) || !sort(&k->cold, k->streams)) return false;
+    k->remaining = calloc(k->streams, sizeof *k->remaining);
+    if (!k->remaining) return false;
+    for (int list = 0; list < 2; list++) {
+        const plan *p = list ? &k->cold : &k->cached;
+        for (size_t i = 0; i < p->count; i++) {
+            k->parted = k->parted || p->pieces[i].parts > 1;
+            for (uint32_t s = 0; s < p->pieces[i].streams; s++) k->remaining[p->pieces[i].stream + s]++;
+        }
+    }
+    return true;
+}
+
+static void run_plan(call *k, uint64_t total, int threads) {
+    kvs_guard_mask mask;
+    if (k->cold.count) {
+        const int readers = 2 * threads > LEAST_READERS ? 2 * threads : LEAST_READERS;
+        const int most = threads > MOST_READERS ? threads : MOST_READERS;
+        threads = readers < most ? readers : most;
+    } else if (total < ALONE) {
+        threads = 1;
+    }
+    kvs_guard_begin(&mask);
+    kvs_pool_run(run_piece, k, k->cached.count + k->cold.count, threads);
+    kvs_guard_end(&mask);
+}
+
+int kvs_restore(const kvs_source *source, const kvs_rows *rows, size_t streams, size_t blocks, const uint64_t *payloads,
+                const int64_t *first, const int64_t *tokens, const int64_t *used, const uint64_t *offsets,
+                const uint32_t *offset_row, const uint32_t *expected, const uint8_t *direct, uint32_t *sums,
+                int32_t *errors, uint8_t *read, int32_t *progress, const int32_t *stop, int threads) {
+    call k = {.source = source,
+              .rows = rows,
+              .streams = streams,
+              .blocks = blocks,
+              .payloads = payloads,
+              .first = first,
+              .tokens = tokens,
+              .used = used,
+              .offsets = offsets,
+              .offset_row = offset_row,
+              .expected = expected,
+              .sums = sums,
+              .errors = errors,
+              .read = read,
+              .progress = progress,
+              .stop = stop,
+              .path = kvs_crc_active(),
+              .buffers_lock = PTHREAD_MUTEX_INITIALIZER};
+    uint64_t total = 0;
+    memset(read, 0, blocks);
+    for (size_t s = 0; s < streams; s++)
+        for (size_t b = 0; b < blocks && rows[s].base; b++) total += segment_bytes(&k, s, b);
+    k.stream = total >= STREAM;
+    const bool planned = make_plan(&k, direct, threads);
+    if (planned) run_plan(&k, total, threads);
+    while (k.buffer_count) munmap(k.buffers[--k.buffer_count], PIECE + 2 * DIRECT_ALIGN);
+    pthread_mutex_destroy(&k.buffers_lock);
+    free(k.remaining);
+    free(k.cached.pieces);
+    free(k.cold.pieces);
+    return !planned ? ENOMEM : k.stopped ? ECANCELED : 0;
+}
