@@ -39,6 +39,7 @@ enum {
     HOST_REGISTER_PORTABLE = 1,  /* pinned for every context of the process */
     POINTER_MEMORY_TYPE = 2,
     POINTER_DEVICE_ORDINAL = 9,
+    NOT_READY = 600,
     CALL_SHIFT = 16,
 };
 
@@ -152,16 +153,17 @@ uint32_t kvs_cuda_device_close(kvs_cuda *d, int device) { return TRY(cuDevicePri
 
 /*
  * Every call that needs a context runs with the device's own one on top, and leaves the thread's as it was. If both fail
- * the first failure is told.
+ * the first failure is told, unless it only says that something is still to come.
  */
-#define WITH_CONTEXT(...)                                                     \
-    do {                                                                      \
-        uint32_t failed = TRY(cuCtxPushCurrent_v2, HANDLE(context));          \
-        if (failed) return failed;                                            \
-        failed = __VA_ARGS__;                                                 \
-        handle popped;                                                        \
-        const uint32_t pop_failed = TRY(cuCtxPopCurrent_v2, &popped);         \
-        return failed ? failed : pop_failed;                                  \
+#define WITH_CONTEXT(...)                                                          \
+    do {                                                                           \
+        uint32_t failed = TRY(cuCtxPushCurrent_v2, HANDLE(context));               \
+        if (failed) return failed;                                                 \
+        failed = __VA_ARGS__;                                                      \
+        handle popped;                                                             \
+        const uint32_t pop_failed = TRY(cuCtxPopCurrent_v2, &popped);              \
+        return failed && (failed & 0xffff) != NOT_READY ? failed                   \
+               : pop_failed                             ? pop_failed : failed;     \
     } while (0)
 
 uint32_t kvs_cuda_synchronize(kvs_cuda *d, uint64_t context) { WITH_CONTEXT(TRY(cuCtxSynchronize)); }

@@ -96,13 +96,13 @@ class _DeviceCopy(Work):
         self._ring = min(ring, sum(map(len, self._chunks)))
         self._events: dict[str, CudaEvent] = {}  # by stream, set behind its last copy
         self._users = 0  # threads that use an event outside the lock
-        self._settled = False  # all that was queued is done, and the events are gone
+        self._failing = False  # the error comes when the device is done with what was queued
 
     def wait(self, name: str, timeout: float | None, stream: int | None = None) -> None:
         """See `DeviceTransfer.wait`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self.changed:
-            self.await_for(lambda: name in self.reached, timeout, f"stream {name!r}")
+            self.await_for(lambda: name in self.reached and not self._failing, timeout, f"stream {name!r}")
             event = self._events.get(name)
             if event is None:
                 return
@@ -125,7 +125,7 @@ class _DeviceCopy(Work):
         with self.changed:
             self.check()
             event = self._events.get(name)
-            return name in self.reached and (event is None or event.reached())
+            return name in self.reached and not self._failing and (event is None or event.reached())
 
     def copy(self) -> None:
         """See `Work.copy`."""
@@ -139,6 +139,10 @@ class _DeviceCopy(Work):
                 quiet = False
             self._copy_all(ring)
             quiet = True
+        except BaseException:
+            with self.changed:
+                self._failing = True
+            raise
         finally:
             quiet = quiet or self._quieten()
             self._settle([event for _, event in ring])

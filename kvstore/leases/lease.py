@@ -248,7 +248,8 @@ class Lease:
         """Do the same as `copy_into` on a thread of its own, stream after stream in layout order.
 
         So an engine can start on the first layers while the others come. The arrays belong to the transfer until it is over:
-        nobody reads a stream before it was waited for, or writes any. The lease may end meanwhile.
+        nobody reads a stream before it was waited for, or writes any. The lease may end meanwhile (its `close` refuses to, as with
+        views; leaving its block does not).
 
         Parameters
         ----------
@@ -289,7 +290,7 @@ class Lease:
         Parameters
         ----------
         destinations : mapping of str to array
-            Any of the layout's streams: objects with `__dlpack__` (PyTorch, CuPy, JAX) or `__cuda_array_interface__`, or a
+            Any of the layout's streams: objects with `__dlpack__` (PyTorch, CuPy) or `__cuda_array_interface__`, or a
             `DeviceArray`. Each has the stream's shape and elements of its size, and along its token axis at least the rows of
             `length` positions. What lies behind the token axis is contiguous, and each row apart from the next; other strides
             are free. Not overlapping. They are kept until the transfer is over.
