@@ -13,13 +13,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from benches import match, memory, restore, results, save, sharing, turn
+from benches import kernel, match, memory, restore, results, save, sharing, turn
 from benches.harness import SIZES, Bench, Context, Size
 from benches.machine import MEMORY_FILE_SYSTEMS, Machine, Usage, doubts_before, file_system
 
 __all__ = ["BENCHES", "main"]
 
-BENCHES: dict[str, Bench] = {b.name: b for b in (match.BENCH, turn.BENCH, restore.BENCH, save.BENCH, memory.BENCH, sharing.BENCH)}
+BENCHES: dict[str, Bench] = {
+    b.name: b
+    for b in (
+        match.BENCH,
+        turn.BENCH,
+        restore.BENCH,
+        kernel.BENCH,
+        save.BENCH,
+        memory.BENCH,
+        sharing.BENCH,
+    )
+}
 
 # numbers of the process's end
 _WRONG_USE, _FAILED, _INTERRUPTED = 2, 1, 130
