@@ -216,6 +216,17 @@ AVX512 static uint32_t avx512_copy(uint32_t state, void *to, const void *from, s
 
 const kvs_crc_path kvs_crc_avx512 = {"avx512", avx512_available, avx512_update, avx512_copy};
 
+void kvs_stream_runs(unsigned char *to, int64_t stride, const unsigned char *from, size_t count, size_t run) {
+    for (; count; count--, to += stride, from += run) {
+        const size_t head = (size_t)(-(uintptr_t)to & 63), end = run - (run - head) % 64;
+        memcpy(to, from, head);
+        for (size_t i = head; i < end; i += 64)
+            for (size_t k = i; k < i + 64; k += 16)
+                _mm_stream_si128((__m128i *)(to + k), _mm_loadu_si128((const __m128i *)(from + k)));
+        memcpy(to + end, from + end, run - end);
+    }
+}
+
 #else
 typedef int kvs_no_x86;
 #endif
