@@ -19,6 +19,9 @@ enum {
     LONG_RUN = 2048,     /* from here a run is worth the start-up of the fused copy */
     PIECE = 8192,        /* short runs are checksummed in pieces of this size */
     STREAMED_RUN = 256,  /* from here a short run is worth storing past the caches: twice as fast at 256 to 2047 bytes */
+    ASKED_RUN = 1024,    /* from here a short run is asked for before it is gathered */
+    ASKED = 512,         /* that much of it, at its beginning */
+    ASKED_LONG = 1024,   /* and that much of a long run, before the one in front of it is copied */
     CROSSWISE = 65536,   /* payload bytes that stay in a cache while they are filled crosswise */
     PART = 256 << 10,    /* a part of a segment isn't smaller than this */
     MAX_PARTS = 64,      /* of one segment */
@@ -76,6 +79,11 @@ ALWAYS void move_run(cursor *c, unsigned char *engine, size_t length, bool scatt
     c->summed = c->at;
 }
 
+/* No prefetcher of the processor's sees where the next run begins. */
+static inline void ask_for(const unsigned char *run, size_t length) {
+    for (size_t i = 0; i < length; i += 64) __builtin_prefetch(run + i);
+}
+
 /* A size that the compiler knows becomes plain loads and stores. */
 #define MOVE_EACH(size)                                                 \
     for (size_t i = 0; i < n; i++, engine += stride, payload += (size)) \
@@ -85,7 +93,10 @@ ALWAYS void move_run(cursor *c, unsigned char *engine, size_t length, bool scatt
 ALWAYS void move_runs(cursor *c, unsigned char *engine, size_t count, int64_t stride, size_t run, bool scatter) {
     if (stride == (int64_t)run) run *= count, count = 1;
     if (run >= LONG_RUN) {
-        for (; count; count--, engine += stride) move_run(c, engine, run, scatter);
+        for (; count; count--, engine += stride) {
+            if (count > 1) ask_for(scatter ? c->at + run : engine + stride, ASKED_LONG);
+            move_run(c, engine, run, scatter);
+        }
         return;
     }
     while (count) {
@@ -105,6 +116,11 @@ ALWAYS void move_runs(cursor *c, unsigned char *engine, size_t count, int64_t st
             if (scatter && c->stream && run >= STREAMED_RUN) {
                 kvs_stream_runs(engine, stride, payload, n, run);
                 engine += stride * (int64_t)n;
+            } else if (!scatter && run >= ASKED_RUN) {
+                for (size_t i = 0; i < n; i++, engine += stride, payload += run) {
+                    if (i + 2 < n + count) ask_for(engine + 2 * stride, ASKED);
+                    memcpy(payload, engine, run);
+                }
             } else {
                 MOVE_EACH(run);
             }

@@ -29,7 +29,7 @@
 enum {
     LONG_LANE = 2048,
     SHORT_LANE = 256,
-    AHEAD = 1024, /* fetched early when copying: the processor's own prefetcher stops at every page. Measured. */
+    AHEAD = 1024, /* asked for early when copying, within the run: the processor's own prefetcher stops at every page */
 };
 
 static uint64_t long_one, long_two, short_one, short_two; /* x^(8 n - 33) for one and two lanes */
@@ -103,7 +103,7 @@ SSE42 static inline __attribute__((always_inline)) uint32_t copy_pieces(uint32_t
                                                                         bool stream) {
     for (; length; length -= 3 * SHORT_LANE, from += 3 * SHORT_LANE, to += 3 * SHORT_LANE) {
         for (size_t i = 0; i < 3 * SHORT_LANE; i += 64) {
-            _mm_prefetch((const char *)(from + i + AHEAD), _MM_HINT_T0);
+            if (length > AHEAD) _mm_prefetch((const char *)(from + i + AHEAD), _MM_HINT_T0);
             for (size_t k = i; k < i + 64; k += 16) {
                 __m128i next = _mm_loadu_si128((const __m128i *)(from + k));
                 if (stream)
@@ -172,7 +172,7 @@ AVX512 static inline __attribute__((always_inline)) uint32_t fold_steps(uint32_t
     acc[0] = _mm512_xor_si512(acc[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)state)));
     for (length -= 256, from += 256, to += mode ? 256 : 0; length >= 256; length -= 256, from += 256) {
         for (int i = 0; i < 4; i++) {
-            if (mode != NO_COPY) _mm_prefetch((const char *)(from + AHEAD + 64 * i), _MM_HINT_T0);
+            if (mode != NO_COPY && length > AHEAD) _mm_prefetch((const char *)(from + AHEAD + 64 * i), _MM_HINT_T0);
             __m512i next = _mm512_loadu_si512((const void *)(from + 64 * i));
             STORE(i, next);
             acc[i] = folded(acc[i], far, next);
