@@ -30,8 +30,11 @@ enum {
 };
 
 /*
- * Calls of more bytes store past the caches. Measured to win from here on, in both directions, even if the bytes are
- * read again soon: an ordinary store reads the line before it overwrites it.
+ * Calls of more bytes store past the caches: an ordinary store reads the line before it overwrites it. Measured to win
+ * in both directions, by 1.2 to 1.6 over the best plain copy. The exception are buffers that are filled again
+ * while the last cache still holds them all (16 MiB of 32): there ordinary stores were up to 1.35 times as fast while
+ * others kept the memory busy, and slower while they did not; a larger ring costs them a third. A call can't see
+ * which it is.
  */
 #define STREAM ((uint64_t)1 << 20)
 
