@@ -31,7 +31,7 @@ enum {
 
 /*
  * Calls of more bytes store past the caches: an ordinary store reads the line before it overwrites it. Measured to win
- * in both directions, by 1.2 to 1.6 over the best plain copy. The exception are buffers that are filled again
+ * in both directions, by 1.1 to 1.7 over the best plain copy. The exception are buffers that are filled again
  * while the last cache still holds them all (16 MiB of 32): there ordinary stores were up to 1.35 times as fast while
  * others kept the memory busy, and slower while they did not; a larger ring costs them a third. A call can't see
  * which it is.

@@ -9,7 +9,9 @@
  *
  * avx512: folds 256 bytes a step by carry-less multiplication of whole vector
  * registers. It reads the bytes with the same loads that the copy needs, so
- * that copying and checksumming cost one pass.
+ * that copying and checksumming cost one pass. Folding in 256-bit registers
+ * was tried for processors without AVX-512 and not kept: two threads copied
+ * 29 GB/s out of the page cache and summed 37, the lanes 28 and 42.
  *
  * Reflected arithmetic: a register holds its highest power in bit 0. The
  * product of two reflected operands comes out one place too low, hence the
