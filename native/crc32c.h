@@ -45,6 +45,13 @@ uint32_t kvs_crc_xpow(uint64_t n);
  */
 uint32_t kvs_crc_combine(uint32_t a, uint32_t b, uint64_t length);
 
+/*
+ * Copies `count` runs of `run` bytes, at least 128, that follow each other to
+ * places `stride` apart, past the caches as far as they are whole lines. As
+ * with `stream` above, a fence is owed.
+ */
+void kvs_stream_runs(unsigned char *to, int64_t stride, const unsigned char *from, size_t count, size_t run);
+
 /* Orders streaming stores before what this thread publishes next. */
 static inline void kvs_store_fence(void) {
 #if defined(__x86_64__)

@@ -71,3 +71,9 @@ uint32_t kvs_crc_xpow(uint64_t n) {
 uint32_t kvs_crc_combine(uint32_t a, uint32_t b, uint64_t length) {
     return multiply(a, kvs_crc_xpow(8 * length)) ^ b;
 }
+
+#if !defined(__x86_64__)
+void kvs_stream_runs(unsigned char *to, int64_t stride, const unsigned char *from, size_t count, size_t run) {
+    for (; count; count--, to += stride, from += run) memcpy(to, from, run);
+}
+#endif

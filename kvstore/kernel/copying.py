@@ -154,7 +154,7 @@ def scatter(
     TypeError, ValueError
         An argument has a wrong type, dtype or shape, rows beyond an array's end are asked for, or something would be
         written twice: by a destination that overlaps itself or another one, by slots that aren't distinct, or
-        by blocks whose tokens overlap. Nothing has been written then.
+        by blocks whose tokens overlap; or a payload lies within a destination. Nothing has been written then.
     """
     job = Job(rows, payloads, first, tokens, used, "used", threads)
     expected = check_array("sums", sums, np.uint32, (job.blocks, len(rows)))
@@ -162,6 +162,7 @@ def scatter(
     if job.empty:
         return failed
     check_scatter(job, rows)
+    _check_payloads_outside(rows, job.payloads, job.sizes())
     lib.kvs_scatter(
         job.rows,
         len(rows),
@@ -322,6 +323,21 @@ def _check_payloads_apart(payloads: NDArray[np.uint64], sizes: NDArray[np.int64]
 def _check_blocks_apart(first: NDArray[np.int64], used: NDArray[np.int64]) -> None:
     if _overlap(first, used):
         raise ValueError("blocks overlap: their tokens [first, first + used) would be written twice")
+
+
+def _check_payloads_outside(rows: Sequence[Rows], payloads: NDArray[np.uint64], sizes: NDArray[np.int64]) -> None:
+    ends = payloads + sizes.astype(np.uint64)
+    first, end = int(payloads.min()), int(ends.max())
+    for i, r in enumerate(rows):
+        if r._array is None:
+            continue
+        low, high = r._destination()
+        if high <= first or end <= low:  # mostly: payloads lie together
+            continue
+        if (hit := (payloads < high) & (ends > low) & (sizes > 0)).any():
+            raise ValueError(
+                f"payload {int(hit.argmax())} lies within the destination of stream {i}: it would be overwritten while it is read"
+            )
 
 
 # Geometries whose streams were found not to overlap although their extents do, such as keys and values interleaved

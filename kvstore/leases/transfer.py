@@ -325,7 +325,7 @@ class _HostCopy(Work):
         """See `Work.ready`."""
         with self.changed:
             self.check()
-        return int(self._progress[self._index[name]]) == 1
+        return progress_wait(self._progress, self._index[name], 0) == 1
 
     def wait(self, name: str, timeout: float | None) -> None:
         """See `Work.wait`."""

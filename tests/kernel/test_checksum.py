@@ -21,7 +21,7 @@ KNOWN = [
 # Around every length at which one of the paths changes its way of working.
 EDGES = sorted(
     {0, 1, 7, 8, 9, 63, 64, 65, 4095, 4096, 4097}
-    | {n + d for n in (256, 768, 1024, 1280, 6144, 6912, 12288, 20000) for d in (-1, 0, 1)}
+    | {n + d for n in (256, 768, 832, 1024, 1280, 1536, 6144, 6912, 12288, 20000) for d in (-1, 0, 1)}
 )
 DATA = np.random.default_rng(3720).integers(0, 256, 1 << 16, np.uint8)
 

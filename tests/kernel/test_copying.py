@@ -144,6 +144,46 @@ def test_large(path: str, blocks: int) -> None:
         force_crc32c(None)
 
 
+@pytest.mark.parametrize("path", crc32c_paths())
+@pytest.mark.parametrize("run", [255, 256, 257, 319, 1023, 1024, 1100, 2047, 2048, 5000])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_runs_of_a_large_copy(path: str, run: int, shuffled: bool) -> None:
+    """Runs around the lengths where a large copy changes its way are exact at any alignment, and nothing between is touched."""
+    blocks, tokens = 2, (1 << 20) // run
+    random = np.random.default_rng(run)
+    streams: list[Stream] = []
+    targets: list[Stream] = []
+    for start in (0, 16, 37):
+        memory = random.integers(0, 256, (tokens * blocks, start + run + 9), np.uint8)
+        target = np.full_like(memory, 0xA5)
+        slots = random.permutation(tokens * blocks) if shuffled else None
+        for kind, array in ((streams, memory), (targets, target)):
+            shaped = array.reshape(tokens, blocks, -1) if shuffled else array
+            kind.append(Stream(shaped[..., start : start + run], 0, 1, slots))
+    force_crc32c(path)
+    try:
+        rows = [s.rows() for s in streams]
+        first, count = np.arange(blocks) * tokens, np.full(blocks, tokens)
+        payloads = Payloads(rows, count, shift=run % 3)
+        sums = gather(rows, payloads.addresses, first, count, threads=2)
+        payloads.check_guards()
+        for i, view in enumerate(payloads.views):
+            payload, expected = expected_payload(streams, int(first[i]), tokens)
+            assert view.tobytes() == payload
+            assert sums[i].tolist() == expected
+        assert (scatter([s.rows() for s in targets], payloads.addresses, first, count, count, sums, threads=2) == -1).all()
+    finally:
+        force_crc32c(None)
+    for s, copied in zip(streams, targets, strict=True):
+        assert (copied.array == s.array).all()
+        whole = copied.array.base
+        assert isinstance(whole, np.ndarray)
+        around = whole.reshape(tokens * blocks, -1)
+        width = around.shape[1]
+        assert (around[:, width - 9 :] == 0xA5).all()
+        assert (around[:, : width - 9 - run] == 0xA5).all()
+
+
 def small_job(kinds: int = 3) -> tuple[list[Stream], list[Rows], Payloads, dict[str, Any]]:
     """Return four gathered blocks of 16 tokens, and the other arguments that scatter them."""
     streams = [Stream(np.random.default_rng(i).integers(0, 256, (64, 5 + i), np.uint8), 0) for i in range(kinds)]

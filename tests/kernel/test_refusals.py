@@ -71,10 +71,40 @@ def test_gather_beyond_the_array() -> None:
     rows = rows_of(np.ones((32, 3)), np.ones((31, 3)))
     tokens = np.array([16, 16])
     payloads = Payloads(rows, tokens)
+    before = [view.copy() for view in payloads.views]
     with pytest.raises(ValueError, match="beyond the 31 rows"):
         gather(rows, payloads.addresses, np.array([0, 16]), tokens)
     with pytest.raises(ValueError, match="payloads overlap"):
         gather(rows, payloads.addresses[[0, 0]], np.array([0, 8]), tokens)
+    with pytest.raises(ValueError, match="payloads overlap"):
+        gather(rows, payloads.addresses[:1] + np.array([0, 64], np.uint64), np.array([0, 8]), tokens)
+    assert all((view == old).all() for view, old in zip(payloads.views, before, strict=True))
+
+
+def test_one_bad_destination_stops_all() -> None:
+    """Where one stream of several can't be written, the sound ones before it are untouched as well."""
+    read_only = np.ones((32, 3))
+    read_only.setflags(write=False)
+    slides = np.lib.stride_tricks.as_strided(np.ones(40), (32, 3), (8, 8), writeable=True)
+    for bad, text in ((read_only, "read-only"), (slides, "overlaps itself"), (np.ones((31, 3)), "beyond the 31 rows")):
+        with pytest.raises(ValueError, match=text):
+            call(rows_of(np.ones((32, 3)), bad))
+    short = Rows.paged(np.ones((4, 8, 3)), np.arange(31), axis=0)
+    with pytest.raises(ValueError, match="beyond the 31 rows"):
+        call([*rows_of(np.ones((32, 3))), short])
+
+
+def test_payload_within_a_destination() -> None:
+    """A payload that scatter would overwrite while it reads it is refused; one right beside the destination is taken."""
+    memory = np.ones(4096, np.uint8)
+    array = memory[1024:2048].reshape(32, 32)
+    rows = rows_of(array)
+    start = memory.ctypes.data
+    for inside in (start + 1024, start + 1024 - 512 + 1, start + 2047):
+        with pytest.raises(ValueError, match="payload 1 lies within the destination of stream 0"):
+            call(rows, payloads=np.array([start + 2048 + 512, inside], np.uint64))
+    sides = np.array([start + 512, start + 2048], np.uint64)
+    call(rows, payloads=sides, used=np.zeros(2, np.int64))
 
 
 def test_read_only_destination() -> None:
