@@ -14,6 +14,7 @@ import lmdb
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.env.reserve import Reservation
 from kvstore.env.transactions import Databases, Reader, Writer, translated
 from kvstore.errors import (
     CapError,
@@ -34,8 +35,12 @@ __all__ = ["Environment", "open_lmdb"]
 _log = logging.getLogger("kvstore")
 
 
-def open_lmdb(path: str) -> lmdb.Environment:
+def open_lmdb(path: str, *, metasync: bool = True) -> lmdb.Environment:
     """Open the LMDB file in a directory as a store needs it. Takes the map size and page size that the file has.
+
+    Without `metasync` a commit writes its pages, waits until they are on the disk, and writes its meta page, which is on the disk
+    after the next commit's wait or `Environment.settle`. Pages that a transaction freed are used again by the next but one
+    only, so a power loss in between undoes the last transaction and nothing else.
 
     - No writemap: a full disk would be SIGBUS and a truncated file would be filled with zeros in silence.
     - Read-ahead stays on: without it touching a cold map was 20 times slower than the disk.
@@ -50,6 +55,7 @@ def open_lmdb(path: str) -> lmdb.Environment:
             max_readers=MAX_READERS,
             max_spare_txns=0,
             meminit=False,
+            metasync=metasync,
             readahead=True,
             mode=0o600,
             create=False,
@@ -100,6 +106,8 @@ class Environment:
         self.gone = threading.Event()  # set once the file is really closed
         self.companion: object = None
         self.file_identity = file_identity
+        self._settled = -1  # the last transaction of which this process knows that it is on the disk
+        self._distrusted = False  # whether the disk has failed to keep what was written
         self._data_fd = os.open(os.path.join(path, DATA_FILE), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             if self._named_file() != file_identity:
@@ -179,27 +187,34 @@ class Environment:
             self.release()
 
     @contextlib.contextmanager
-    def write(self, timeout: float) -> Iterator[Writer]:
+    def write(self, timeout: float, *, durable: bool = True) -> Iterator[Writer]:
         """The write transaction: committed durably when the block ends, aborted when it raises.
 
-        Waits for other threads and processes for `timeout` seconds at most, whatever state they are in.
+        Parameters
+        ----------
+        timeout : float
+            Seconds to wait at most for other threads and processes, whatever state they are in.
+        durable : bool
+            False for a step of something longer: it is committed in order, and a power loss may undo it until the next commit
+            of any process or `settle` is through. Nobody may be told that it is stored before that.
 
         Raises
         ------
         WriteLockTimeout
             When the lock wasn't to be had in time.
         StoreDamagedError
-            When a lock file was deleted under us: two writers could be at work at once.
+            When a lock file was deleted under us: two writers could be at work at once. When the disk has failed to keep what
+            was written.
         StoreFullError, SpacePinned
             When there is no room.
         """
         self.retain()
         try:
-            yield from self._write(timeout)
+            yield from self._write(timeout, durable)
         finally:
             self.release()
 
-    def _write(self, timeout: float) -> Iterator[Writer]:
+    def _write(self, timeout: float, durable: bool) -> Iterator[Writer]:
         deadline = time.monotonic() + timeout
         if not self._mutex.acquire(timeout=max(timeout, 0)):
             raise WriteLockTimeout(f"another thread held the write lock of {self.path} for over {timeout} s; try again later")
@@ -210,13 +225,14 @@ class Environment:
                 )
             try:
                 self._check_lock_files()
-                yield from self._transaction()
+                yield from self._transaction(durable)
             finally:
                 self._write_lock.release()
         finally:
             self._mutex.release()
 
-    def _transaction(self) -> Iterator[Writer]:
+    def _transaction(self, durable: bool) -> Iterator[Writer]:
+        self._check_trusted()
         with translated():
             writer = Writer(self._lmdb, self.db, self.page_bytes)
         try:
@@ -232,8 +248,64 @@ class Environment:
         except BaseException:
             writer.txn.abort()
             raise
+        if durable:
+            self._settle()
         for offset, length in writer.freed:
             self._forget(offset, length)
+
+    def settle(self) -> None:
+        """Return once everything is durable that a transaction which begins now would see, whoever has committed it.
+
+        Costs nothing where this process knows it already.
+
+        Raises
+        ------
+        StoreDamagedError
+            When the disk fails. The kernel reports that once and forgets it, so writing is refused from then on.
+        """
+        self.retain()
+        try:
+            self._settle()
+        finally:
+            self.release()
+
+    def _settle(self) -> None:
+        with translated():
+            last = int(self._lmdb.info()["last_txnid"])
+        if last <= self._settled:
+            return
+        self._check_trusted()  # a second wait would succeed, with nothing written
+        try:
+            # by a descriptor of our own, which is told of a failure even if LMDB's was told before
+            os.fdatasync(self._data_fd)
+        except OSError as error:
+            self._distrusted = True
+            raise StoreDamagedError(
+                f"the disk failed to keep what was written to {self.path}: {error.strerror}; what was saved last may be gone after "
+                "a power loss, close the store in every process and look at the disk"
+            ) from error
+        self._settled = max(self._settled, last)
+
+    def _check_trusted(self) -> None:
+        if self._distrusted:
+            raise StoreDamagedError(
+                f"the disk has failed to keep what was written to {self.path}; writing is refused: close the store in every "
+                "process, look at the disk, and open the store again"
+            )
+
+    def reservation(self, new_pages: int) -> Reservation:
+        """Disk space to be taken ahead of a save that writes `new_pages`: for what the file will grow by, beyond its free pages."""
+        with self.reading() as txn:
+            free = self.end_bytes() // self.page_bytes - txn.live_pages()
+        start = self.end_bytes()
+        growth = max(new_pages - free, 0) * self.page_bytes
+        return Reservation(os.path.join(self.path, DATA_FILE), self.file_identity, start, min(start + growth, self.map_bytes))
+
+    def end_bytes(self) -> int:
+        """Where the file's last page ends, in bytes: what grows, grows from there."""
+        self.check_open()
+        with translated():
+            return (int(self._lmdb.info()["last_pgno"]) + 1) * self.page_bytes
 
     def _forget(self, offset: int, length: int) -> None:
         """Drop what the page cache holds of a freed block: memory for what is live.

@@ -211,7 +211,7 @@ def _open_locked(
 
 def _open_file(directory: str, data: Path) -> lmdb.Environment:
     try:
-        return open_lmdb(directory)
+        return open_lmdb(directory, metasync=False)
     except KVStoreError as error:
         raise StoreDamagedError(f"LMDB cannot open {data}: {error}") from error
 
@@ -293,6 +293,8 @@ def _initialise(environment: lmdb.Environment, max_bytes: int | None) -> bool:
         txn.put(STORE_KEY, record.encode(), db=db.meta)
         txn.put(COUNTERS_KEY, Counters().encode(), db=db.meta)
     _space_out(environment, db.spacers, page_bytes)
+    with translated():
+        environment.sync(True)
     return True
 
 

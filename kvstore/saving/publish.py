@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvstore import blocks as table
@@ -64,10 +64,19 @@ class Piece:
         release(scope, self.blocks)
 
 
-def publish_piece(scope: NamespaceScope, piece: Piece) -> Grown:
-    """Publish a piece durably.
+def publish_piece(
+    scope: NamespaceScope, piece: Piece, *, durable: bool = True, before_commit: Callable[[], None] | None = None
+) -> Grown:
+    """Publish a piece.
 
     Walks the index anew: what another process has stored meanwhile is skipped, a node that is longer already is success.
+
+    Parameters
+    ----------
+    durable : bool
+        False where more pieces follow at once and the last of them is durable.
+    before_commit : callable, optional
+        Called when all is in the transaction; once more with each further try.
 
     Raises
     ------
@@ -94,9 +103,11 @@ def publish_piece(scope: NamespaceScope, piece: Piece) -> Grown:
         nodes.touch(txn, grown.leaf, nodes.now())
         if piece.states is not None:
             _put_states(txn, root, piece, piece.states, grown)
+        if before_commit is not None:
+            before_commit()
         return grown
 
-    grown = scope.store.transact(work, keep)
+    grown = scope.store.transact(work, keep, durable=durable)
     counters = scope.store.counters
     counters.written_bytes += grown.written_bytes
     counters.healed_blocks += grown.healed_blocks
@@ -134,8 +145,10 @@ def _put_states(txn: Writer, root: int, piece: Piece, states: StatesPiece, grown
 def publish_states(scope: NamespaceScope, prompt: bytes, states: StatesPiece, save_id: int) -> tuple[Grown, int]:
     """Publish some of a checkpoint's states whose rows are stored; returns the save id to give to the next call.
 
+    Durable with the last of them.
+
     Raises as `publish_piece`.
     """
     piece = Piece(prompt, {}, states, save_id)
-    grown = publish_piece(scope, piece)
+    grown = publish_piece(scope, piece, durable=states.last)
     return grown, piece.save_id

@@ -1,17 +1,19 @@
-"""Saving a session: walk, gather, publish, with the next piece prepared while one commits."""
+"""Saving a session: walk, gather, publish, with the next pieces prepared while one commits."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from kvstore import blocks as table
 from kvstore.arrays import Array, StreamArray
 from kvstore.blocks import PreparedBlock
-from kvstore.errors import ArrayError, BaseLost, IndexDamaged
+from kvstore.errors import ArrayError, BaseLost, IndexDamaged, KVStoreError
 from kvstore.ids import ID_BYTES, TokenArray, token_bytes
 from kvstore.radix import checkpoints, walk
 from kvstore.records.node import split_ids
@@ -26,6 +28,7 @@ __all__ = ["SaveResult", "Saver", "group_blocks", "stored_prefix", "touch_stored
 _log = logging.getLogger("kvstore")
 
 _BASE_LOST_TRIES = 3
+_PIECES_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,11 @@ def stored_prefix(scope: NamespaceScope, prompt: bytes) -> int:
 
 
 def touch_stored(scope: NamespaceScope, prompt: bytes) -> None:
-    """Note that a session was used which is stored already."""
+    """Note that a session was used which is stored already, and see to it that it is so durably.
+
+    Somebody else may have stored it a moment ago, as a step of something longer that is not through.
+    """
+    scope.store.environment.settle()
     with scope.store.environment.reading() as txn:
         path = walk(txn, scope.root(txn), prompt, tolerant=True)
     if path.nodes:
@@ -107,8 +114,8 @@ class Saver:
         self._length = tokens.size
         self._size = scope.layout.block_tokens
         with scope.store.environment.reading() as txn:
-            limits = scope.store.limits(txn)
-        blocks = scope.geometry.full_pages
+            blocks = scope.geometry.full_pages
+            limits = scope.store.limits(txn, blocks)
         self._piece_tokens = max(limits.piece_pages // blocks, 1) * self._size
         self._single_pages = limits.single_pages
         self._piece_pages = limits.piece_pages
@@ -139,7 +146,7 @@ class Saver:
                 stored = base if stored is None else stored
                 if check and attempt == 0 and base > origin:
                     comparison = compare_stored(scope, self._prompt, arrays, origin, base)
-                self._publish(arrays, origin, base, states)
+                self._publish_or_settle(arrays, origin, base, states)
                 break
             except (BaseLost, IndexDamaged) as error:
                 if attempt == _BASE_LOST_TRIES - 1 or (isinstance(error, BaseLost) and self._reach() < origin):
@@ -173,6 +180,17 @@ class Saver:
         if states is not None:
             check_states(self._scope, states)
 
+    def _publish_or_settle(
+        self, arrays: Mapping[str, StreamArray], origin: int, base: int, states: Mapping[str, Array] | None
+    ) -> None:
+        """Publish; where that fails half way, what was published before is durable nevertheless."""
+        try:
+            self._publish(arrays, origin, base, states)
+        except BaseException:
+            with contextlib.suppress(KVStoreError):  # the disk fails: what has failed already says enough
+                self._scope.store.environment.settle()
+            raise
+
     def _publish(self, arrays: Mapping[str, StreamArray], origin: int, base: int, states: Mapping[str, Array] | None) -> None:
         scope, length = self._scope, self._length
         first = base - base % self._size
@@ -192,7 +210,7 @@ class Saver:
             if row_pages + state_pages <= self._single_pages:
                 self._publish_at_once(arrays, origin, first, states if wants_states else None, packed)
                 return
-            self._publish_rows(arrays, origin, first)
+            self._publish_rows(arrays, origin, first, durable=not wants_states)
         if wants_states and states is not None:
             self._publish_states(states, packed)
 
@@ -208,28 +226,44 @@ class Saver:
         finally:
             piece.release(self._scope)
 
-    def _publish_rows(self, arrays: Mapping[str, StreamArray], origin: int, first: int) -> None:
-        """Publish rows in pieces; the next one is prepared on another thread while one commits."""
+    def _publish_rows(self, arrays: Mapping[str, StreamArray], origin: int, first: int, *, durable: bool) -> None:
+        """Publish rows in pieces; the next ones are prepared on another thread while one commits.
+
+        Each commit waits for its own pages, and only the last one (if `durable`) for the page that makes them count.
+        """
 
         def prepare(start: int) -> Piece:
             stop = min(start + self._piece_tokens, self._length)
             return Piece(self._prompt[: 4 * stop], gather_rows(self._scope, arrays, origin, start, stop))
 
+        environment = self._scope.store.environment
         starts = range(first, self._length, self._piece_tokens)
+        room = environment.reservation(-(-(self._length - first) // self._size) * self._scope.geometry.full_pages)
+        left = iter(starts)
+        ready: deque[Future[Piece]] = deque()
         with ThreadPoolExecutor(1, thread_name_prefix="kvstore-gather") as executor:
-            following: Future[Piece] | None = executor.submit(prepare, starts[0])
+
+            def prepare_more() -> None:
+                """Have two pieces ready or under way. May be called again and again."""
+                while len(ready) < _PIECES_AHEAD and (start := next(left, None)) is not None:
+                    ready.append(executor.submit(prepare, start))
+
+            prepare_more()
             try:
-                for place in range(len(starts)):
-                    assert following is not None
-                    piece = following.result()
-                    following = executor.submit(prepare, starts[place + 1]) if place + 1 < len(starts) else None
+                while ready:
+                    piece = ready.popleft().result()
                     try:
-                        self._count(piece)
+                        room.ahead(environment.end_bytes())
+                        # Not sooner than at the commit, which needs no interpreter: what prepares a piece needs it for a while,
+                        # and this thread would wait for it in the middle of a transaction.
+                        last = len(piece.prompt) == len(self._prompt)
+                        self._count(piece, durable=durable and last, before_commit=prepare_more)
                     finally:
                         piece.release(self._scope)
             finally:
-                if following is not None and not following.cancel():
-                    following.result().release(self._scope)
+                for future in ready:
+                    if not future.cancel() and future.exception() is None:
+                        future.result().release(self._scope)
 
     def _publish_states(self, states: Mapping[str, Array], packed: int) -> None:
         scope = self._scope
@@ -243,8 +277,8 @@ class Saver:
             finally:
                 release(scope, group)
 
-    def _count(self, piece: Piece) -> None:
-        grown = publish_piece(self._scope, piece)
+    def _count(self, piece: Piece, *, durable: bool = True, before_commit: Callable[[], None] | None = None) -> None:
+        grown = publish_piece(self._scope, piece, durable=durable, before_commit=before_commit)
         self._new_blocks += grown.new_blocks
         self._written += grown.written_bytes
 

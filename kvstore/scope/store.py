@@ -174,10 +174,13 @@ class StoreScope:
                 table.mark_bad(txn, block_id)
         return seen
 
-    def limits(self, txn: Reader | Writer) -> Limits:
-        """How full the file may be, given the size classes of the namespaces it holds."""
+    def limits(self, txn: Reader | Writer, block_pages: int = 1) -> Limits:
+        """How full the file may be, given the size classes of the namespaces it holds.
+
+        A namespace that is about to save gives its own `block_pages`: with its first save it is not among them yet.
+        """
         sizes = self._known(txn).sizes
-        return Limits(self.environment.map_pages, max(sizes, default=1), len(sizes) > 1)
+        return Limits(self.environment.map_pages, max(sizes | {block_pages}), len(sizes) > 1)
 
     def stateful(self, txn: Reader | Writer) -> frozenset[int]:
         """Roots of the namespaces whose layout has states."""
@@ -211,10 +214,11 @@ class StoreScope:
         self.counters.evicted_tokens += removed.tokens
         return removed
 
-    def transact(self, work: Callable[[Writer], _T], keep: set[int] | None = None) -> _T:
+    def transact(self, work: Callable[[Writer], _T], keep: set[int] | None = None, *, durable: bool = True) -> _T:
         """Run `work` in a write transaction, with pending marks and touches; try again where LMDB found no contiguous pages.
 
-        `work` may be called several times, each time in a fresh transaction that sees nothing of the earlier tries.
+        `work` may be called several times, each time in a fresh transaction that sees nothing of the earlier tries. What
+        `durable` means is said at `Environment.write`.
 
         Raises
         ------
@@ -225,7 +229,7 @@ class StoreScope:
         evictions = waits = 0
         while True:
             try:
-                return self._transact(work, self.lock_timeout)
+                return self._transact(work, self.lock_timeout, durable)
             except MapFull as error:
                 if not self.environment.await_readers(0):
                     # a reader that is only passing (a promote takes milliseconds) is waited for; what it pinned can be used then
@@ -253,14 +257,14 @@ class StoreScope:
         self.counters.evicted_nodes += removed.nodes
         self.counters.evicted_tokens += removed.tokens
 
-    def _transact(self, work: Callable[[Writer], _T], timeout: float) -> _T:
+    def _transact(self, work: Callable[[Writer], _T], timeout: float, durable: bool = True) -> _T:
         self.environment.retain()  # until the last thing is done that looks at the file
         try:
-            return self._transact_retained(work, timeout)
+            return self._transact_retained(work, timeout, durable)
         finally:
             self.environment.release()
 
-    def _transact_retained(self, work: Callable[[Writer], _T], timeout: float) -> _T:
+    def _transact_retained(self, work: Callable[[Writer], _T], timeout: float, durable: bool) -> _T:
         with self._guard:
             touches = dict(self._touches)
         self.environment.reader_check_due()
@@ -268,7 +272,7 @@ class StoreScope:
             pin.report_if_overdue()
         began = False
         try:
-            with self.environment.write(timeout) as txn:
+            with self.environment.write(timeout, durable=durable) as txn:
                 began = True
                 marks = self.mark_damaged(txn)
                 for node, last_use in touches.items():

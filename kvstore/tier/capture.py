@@ -51,7 +51,7 @@ class Capturer:
             self._counters.add(saved=1)
             return base, 0, ""
         with scope.store.environment.reading() as txn:
-            limits = scope.store.limits(txn)
+            limits = scope.store.limits(txn, scope.geometry.full_pages)
         step = max(limits.piece_pages // scope.geometry.full_pages, 1) * size
         session = Session(scope, prompt, self._counters)
         self._behind.begin(session)

@@ -1,0 +1,147 @@
+/* Preloaded into a child: notes every write to a store's data file and every wait for the disk, in order, with the bytes
+ * that were written, and fails a wait if it is told to. What a power loss may leave can be made from the notes. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int notes = -1;
+static long fail_after = 0;
+
+static void *next(const char *name)
+{
+	void *found = dlsym(RTLD_NEXT, name);
+	if (!found)
+		abort();
+	return found;
+}
+
+static int is_data(int fd)
+{
+	char link[64], target[4096];
+	static const char end[] = "/data.mdb";
+	ssize_t n;
+	strcpy(link, "/proc/self/fd/");
+	char digits[16];
+	int at = 0;
+	unsigned value = (unsigned)fd;
+	do
+		digits[at++] = (char)('0' + value % 10);
+	while (value /= 10);
+	size_t length = strlen(link);
+	while (at)
+		link[length++] = digits[--at];
+	link[length] = 0;
+	n = readlink(link, target, sizeof target);
+	return n >= (ssize_t)sizeof end - 1 && !memcmp(target + n - (sizeof end - 1), end, sizeof end - 1);
+}
+
+static void put(const void *data, size_t length)
+{
+	static ssize_t (*plain)(int, const void *, size_t);
+	if (!plain)
+		*(void **)&plain = next("write");
+	for (const char *at = data; length;) {
+		ssize_t done = plain(notes, at, length);
+		if (done <= 0)
+			abort();
+		at += done;
+		length -= (size_t)done;
+	}
+}
+
+static void note(char kind, int64_t offset, const struct iovec *parts, int count, int64_t length)
+{
+	const char *path = getenv("WITNESS_NOTES");
+	if (!path)
+		return;
+	pthread_mutex_lock(&lock);
+	if (notes < 0)
+		notes = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+	put(&kind, 1);
+	put(&offset, sizeof offset);
+	put(&length, sizeof length);
+	for (int i = 0; i < count && length; i++) {
+		size_t part = parts[i].iov_len < (size_t)length ? parts[i].iov_len : (size_t)length;
+		put(parts[i].iov_base, part);
+		length -= (int64_t)part;
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+/* From the child: note that it has come to a point; fail the wait that comes after `waits` more. */
+void witness_mark(int64_t number) { note('m', number, NULL, 0, 0); }
+void witness_fail(long waits) { fail_after = waits; }
+
+static char kind_of(int fd) { return fcntl(fd, F_GETFL) & O_DSYNC ? 'W' : 'w'; }
+
+#define WRAP_PWRITE(name) \
+	ssize_t name(int fd, const void *data, size_t length, off_t offset) \
+	{ \
+		static ssize_t (*real)(int, const void *, size_t, off_t); \
+		if (!real) \
+			*(void **)&real = next(#name); \
+		ssize_t done = real(fd, data, length, offset); \
+		if (done > 0 && is_data(fd)) { \
+			struct iovec part = {(void *)data, length}; \
+			note(kind_of(fd), offset, &part, 1, done); \
+		} \
+		return done; \
+	}
+WRAP_PWRITE(pwrite)
+WRAP_PWRITE(pwrite64)
+
+#define WRAP_PWRITEV(name) \
+	ssize_t name(int fd, const struct iovec *parts, int count, off_t offset) \
+	{ \
+		static ssize_t (*real)(int, const struct iovec *, int, off_t); \
+		if (!real) \
+			*(void **)&real = next(#name); \
+		ssize_t done = real(fd, parts, count, offset); \
+		if (done > 0 && is_data(fd)) \
+			note(kind_of(fd), offset, parts, count, done); \
+		return done; \
+	}
+WRAP_PWRITEV(pwritev)
+WRAP_PWRITEV(pwritev64)
+
+ssize_t writev(int fd, const struct iovec *parts, int count)
+{
+	static ssize_t (*real)(int, const struct iovec *, int);
+	if (!real)
+		*(void **)&real = next("writev");
+	off_t offset = lseek(fd, 0, SEEK_CUR);
+	ssize_t done = real(fd, parts, count);
+	if (done > 0 && is_data(fd))
+		note(kind_of(fd), offset, parts, count, done);
+	return done;
+}
+
+#define WRAP_SYNC(name) \
+	int name(int fd) \
+	{ \
+		static int (*real)(int); \
+		if (!real) \
+			*(void **)&real = next(#name); \
+		if (is_data(fd)) { \
+			if (fail_after && !--fail_after) { \
+				note('f', 0, NULL, 0, 0); \
+				errno = EIO; \
+				return -1; \
+			} \
+			int failed = real(fd); \
+			if (!failed) \
+				note('s', 0, NULL, 0, 0); \
+			return failed; \
+		} \
+		return real(fd); \
+	}
+WRAP_SYNC(fdatasync)
+WRAP_SYNC(fsync)
