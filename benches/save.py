@@ -17,7 +17,7 @@ import lmdb
 import numpy as np
 
 from benches.harness import Bench, Context, Needs, Outcome, Size, Target, median
-from benches.memory import _Watch
+from benches.rss import Watch
 from benches.sessions import TOKEN_BYTES, Array, arrays_for, bytes_of, large_layout, pieces, random_tokens
 from kvstore import Layout, Store
 from kvstore.env.pages import write_empty
@@ -211,7 +211,7 @@ def _hash_alone(session: _Session) -> float:
 def _memory(directory: Path, session: _Session) -> float:
     """MiB that a save takes at most above the caller's arrays; not timed, since watching costs time."""
     (directory / "watched").mkdir()
-    with closing(_Stored(directory / "watched", session)) as side, _Watch() as watch:
+    with closing(_Stored(directory / "watched", session)) as side, Watch() as watch:
         for part in range(_PARTS):
             side.part(part)
     shutil.rmtree(directory / "watched")
