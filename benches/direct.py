@@ -2,35 +2,76 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from benches import pagecache
 
-__all__ = ["DEPTHS", "SIZES", "best_way", "read_all"]
+__all__ = ["DEPTHS", "SIZES", "Way", "best_way", "read_all"]
 
-SIZES = (256 << 10, 512 << 10, 1 << 20, 4 << 20)  # bytes of a read
-DEPTHS = (1, 2, 4, 8, 16)  # reads at once
+SIZES = (256 << 10, 1 << 20, 4 << 20)  # bytes of a read
+DEPTHS = (1, 2, 4, 8)  # reads at once
+_HUGE = 2 << 20
 
 
-def read_all(path: Path, size: int, depth: int, length: int) -> float:
+@dataclass(frozen=True, slots=True, order=True)
+class Way:
+    """How raw reads are made.
+
+    Attributes
+    ----------
+    size : int
+        Bytes of a read.
+    depth : int
+        Reads at once.
+    huge : bool
+        Whether they go into huge pages, where the system has some. A device takes so many separate pages in a request only.
+    """
+
+    size: int
+    depth: int
+    huge: bool
+
+    def __str__(self) -> str:
+        return f"{self.size >> 10} KiB x {self.depth}" + (" into huge pages" if self.huge else "")
+
+
+def _buffer(size: int, huge: bool) -> memoryview:
+    """Memory from the beginning of a (huge) page on, touched."""
+    if not huge:
+        memory = mmap.mmap(-1, size)
+        memory.write(b"\x01" * size)
+        return memoryview(memory)
+    memory = mmap.mmap(-1, -(-size // _HUGE) * _HUGE + _HUGE)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    skip = -np.frombuffer(memory, np.uint8).__array_interface__["data"][0] % _HUGE
+    view = memoryview(memory)[skip : skip + size]
+    view[:] = b"\x01" * size
+    return view
+
+
+def read_all(path: Path, way: Way, length: int) -> float:
     """Read the first `length` bytes of a file with O_DIRECT, in order, and give the seconds it took.
 
-    Each of `depth` threads reads into a buffer of its own, touched beforehand, over and over: nothing is kept.
+    Each of the threads reads into a buffer of its own, touched beforehand, over and over: nothing is kept.
     """
     pagecache.drop(path)
-    buffers = [mmap.mmap(-1, size) for _ in range(depth)]
-    for buffer in buffers:
-        buffer.write(b"\x01" * size)
+    size = way.size
+    buffers = [_buffer(size, way.huge) for _ in range(way.depth)]
     pieces = iter(range(0, length, size))
     lock = threading.Lock()
     failed: list[BaseException] = []
 
-    def work(buffer: mmap.mmap) -> None:
+    def work(buffer: memoryview) -> None:
         try:
             while True:
                 with lock:
@@ -53,20 +94,18 @@ def read_all(path: Path, size: int, depth: int, length: int) -> float:
         seconds = time.perf_counter() - start
     finally:
         os.close(fd)
-        for buffer in buffers:
-            buffer.close()
     if failed:
         raise failed[0]
     return seconds
 
 
-def best_way(path: Path, length: int, rounds: int, say: Callable[[str], None]) -> tuple[int, int, dict[str, list[float]]]:
-    """Try all sizes and depths, and give the pair with the least median time, with the seconds of all."""
-    seconds: dict[tuple[int, int], list[float]] = {}
+def best_way(path: Path, length: int, rounds: int, say: Callable[[str], None]) -> tuple[Way, dict[str, list[float]]]:
+    """Try all ways, and give the one with the least median time, with the seconds of all."""
+    seconds: dict[Way, list[float]] = {}
+    ways = [Way(size, depth, huge) for size in SIZES for depth in DEPTHS for huge in (False, True)]
     for place in range(rounds):
-        ways = [(size, depth) for size in SIZES for depth in DEPTHS]
         for way in ways if place % 2 == 0 else reversed(ways):
-            seconds.setdefault(way, []).append(read_all(path, *way, length))
-        say(f"raw reads, all sizes and depths: {place + 1} of {rounds}")
-    size, depth = min(seconds, key=lambda way: sorted(seconds[way])[len(seconds[way]) // 2])
-    return size, depth, {f"{s >> 10} KiB x {d}": taken for (s, d), taken in seconds.items()}
+            seconds.setdefault(way, []).append(read_all(path, way, length))
+        say(f"raw reads, {len(ways)} ways: {place + 1} of {rounds}")
+    best = min(seconds, key=lambda way: sorted(seconds[way])[len(seconds[way]) // 2])
+    return best, {str(way): taken for way, taken in seconds.items()}
