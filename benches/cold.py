@@ -28,8 +28,9 @@ def _needs(size: Size) -> Needs:
 
 
 def _two_views(layout: Layout, tokens: int) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Arrays for every stream, in memory that is touched, that begin beside a page's start; and others, in the same memory, at one."""
-    beside, aligned = {}, {}
+    """Arrays for every stream, touched, that begin a little behind the start of a page; and others, in the same memory, at it."""
+    beside: dict[str, Array] = {}
+    aligned: dict[str, Array] = {}
     for stream in layout.streams:
         length = stream.rows(tokens) * stream.row_bytes
         memory = np.ones(length + 2 * _PAGE, np.uint8)

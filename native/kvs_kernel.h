@@ -138,7 +138,8 @@ typedef struct kvs_source {
  * may become other than 0 at any time: what is not under way is left then.
  * stop may be NULL.
  *
- * Returns 0, ENOMEM with nothing done, or ECANCELED if something was left.
+ * Returns 0; ENOMEM if there was no memory for the plan or to read into, or
+ * ECANCELED if something was left, and then nothing is said of any block.
  */
 int kvs_restore(const kvs_source *source, const kvs_rows *rows, size_t streams, size_t blocks,
                 const uint64_t *payloads, const int64_t *first, const int64_t *tokens, const int64_t *used,

@@ -29,6 +29,7 @@ enum {
     BUFFER = 2 << 20,    /* for a read: a huge page, and more than a piece */
     LOOK = 1 << 20,      /* bytes of which one page is looked for in the page cache */
     CLOSE_LOOK = 256 << 10, /* where some are there and some not */
+    FIRST_SHARE = 32,    /* of all bytes, the part that is planned and copied ahead where somebody waits */
     LEAST_READERS = 4,   /* reads under way at once: twice the threads, within these limits */
     MOST_READERS = 16,
     PART = 256 << 10,    /* a part of a segment in the page cache isn't smaller than this */
@@ -70,8 +71,10 @@ typedef struct call {
     uint8_t *read;
     int32_t *progress;
     const int32_t *stop;
-    bool stopped; /* something was left */
+    bool stopped;   /* something was left */
+    bool no_memory; /* to read into */
     int32_t *remaining; /* pieces of each stream that aren't done */
+    uint32_t begin, end; /* the streams that are planned and copied now */
     plan cached, cold;
     bool stream, parted;
     const kvs_crc_path *path;
@@ -154,7 +157,7 @@ static bool add_cold(call *k, uint32_t b, uint32_t s, uint32_t end, bool direct)
 /* From the first wanted segment of a block to the end of the last: a look at a few of its pages. */
 static kvs_residency look_at_block(const call *k, uint32_t b) {
     uint64_t from = 0, to = 0;
-    for (uint32_t s = 0; s < k->streams; s++)
+    for (uint32_t s = k->begin; s < k->end; s++)
         if (k->rows[s].base) {
             const uint64_t start = segment_offset(k, s, b);
             if (!to) from = start;
@@ -167,12 +170,12 @@ static kvs_residency look_at_block(const call *k, uint32_t b) {
 static bool plan_block(call *k, uint32_t b, bool direct) {
     const uint64_t most = k->progress ? WAITED_PIECE : PIECE;
     const kvs_residency block = look_at_block(k, b);
-    for (uint32_t s = 0, end; s < k->streams; s = end) {
+    for (uint32_t s = k->begin, end; s < k->end; s = end) {
         end = s + 1;
         if (!k->rows[s].base) continue;
         const uint64_t from = segment_offset(k, s, b);
         uint64_t to = from + segment_bytes(k, s, b);
-        for (; end < k->streams && k->rows[end].base; end++) {
+        for (; end < k->end && k->rows[end].base; end++) {
             const uint64_t further = segment_offset(k, end, b) + segment_bytes(k, end, b);
             if (further - from > most) break;
             to = further;
@@ -434,6 +437,7 @@ static void run_piece(void *context, size_t i) {
     }
     piece *p = after > before ? &k->cold.pieces[before] : &k->cached.pieces[i - before];
     int error = p->way == FROM_MAP ? move_from_map(k, p) : read_and_move(k, p);
+    if (error == ENOMEM) __atomic_store_n(&k->no_memory, true, __ATOMIC_RELAXED); /* that says nothing of the block */
     if (error) __atomic_store_n(&k->errors[p->block], error, __ATOMIC_RELAXED);
     for (uint32_t s = p->stream; s < p->stream + p->streams; s++)
         if (!__atomic_sub_fetch(&k->remaining[s], 1, __ATOMIC_ACQ_REL)) finish_stream(k, s);
@@ -455,18 +459,32 @@ static bool make_plan(call *k, const uint8_t *direct, int threads) {
     return true;
 }
 
-static void run_plan(call *k, uint64_t total, int threads) {
+static void run_plan(call *k, uint64_t bytes, int threads) {
     kvs_guard_mask mask;
     if (k->cold.count) {
         const int readers = 2 * threads > LEAST_READERS ? 2 * threads : LEAST_READERS;
         const int most = threads > MOST_READERS ? threads : MOST_READERS;
         threads = readers < most ? readers : most;
-    } else if (total < ALONE) {
+    } else if (bytes < ALONE) {
         threads = 1;
     }
     kvs_guard_begin(&mask);
     kvs_pool_run(run_piece, k, k->cached.count + k->cold.count, threads);
     kvs_guard_end(&mask);
+}
+
+/* Plans streams [begin, end) and copies them. False where memory for the plan was missing. */
+static bool run_streams(call *k, size_t begin, size_t end, const uint8_t *direct, uint64_t bytes, int threads) {
+    k->begin = (uint32_t)begin, k->end = (uint32_t)end;
+    const bool planned = make_plan(k, direct, threads);
+    if (planned) run_plan(k, bytes, threads);
+    free(k->remaining);
+    free(k->cached.pieces);
+    free(k->cold.pieces);
+    k->remaining = NULL;
+    k->cached = k->cold = (plan){0};
+    k->parted = false;
+    return planned;
 }
 
 int kvs_restore(const kvs_source *source, const kvs_rows *rows, size_t streams, size_t blocks, const uint64_t *payloads,
@@ -491,17 +509,20 @@ int kvs_restore(const kvs_source *source, const kvs_rows *rows, size_t streams, 
               .stop = stop,
               .path = kvs_crc_active(),
               .buffers_lock = PTHREAD_MUTEX_INITIALIZER};
-    uint64_t total = 0;
+    uint64_t total = 0, first_bytes = 0;
+    size_t first_end = 0;
     memset(read, 0, blocks);
     for (size_t s = 0; s < streams; s++)
         for (size_t b = 0; b < blocks && rows[s].base; b++) total += segment_bytes(&k, s, b);
+    /* Somebody waits for the first layer: planning all the others would take as long as copying it. */
+    for (; progress && first_end < streams && first_bytes * FIRST_SHARE < total; first_end++)
+        for (size_t b = 0; b < blocks && rows[first_end].base; b++) first_bytes += segment_bytes(&k, first_end, b);
     k.stream = total >= STREAM;
-    const bool planned = make_plan(&k, direct, threads);
-    if (planned) run_plan(&k, total, threads);
+    bool planned = true;
+    if (first_end) planned = run_streams(&k, 0, first_end, direct, first_bytes, threads);
+    if (planned && first_end < streams)
+        planned = run_streams(&k, first_end, streams, direct, total - first_bytes, threads);
     while (k.buffer_count) munmap(k.buffers[--k.buffer_count], BUFFER);
     pthread_mutex_destroy(&k.buffers_lock);
-    free(k.remaining);
-    free(k.cached.pieces);
-    free(k.cold.pieces);
-    return !planned ? ENOMEM : k.stopped ? ECANCELED : 0;
+    return !planned || k.no_memory ? ENOMEM : k.stopped ? ECANCELED : 0;
 }

@@ -131,7 +131,8 @@ def restore(
     TypeError, ValueError
         As for `scatter`, or payloads reach beyond the map. Nothing has been written then.
     MemoryError
-        There was no memory for the plan. Nothing has been written then.
+        There was no memory for the plan, or to read into. Nothing is said of any block, and the contents of the destinations are
+        undefined then.
     """
     job = Job(rows, payloads, first, tokens, used, "used", threads)
     expected = check_array("sums", sums, np.uint32, (job.blocks, len(rows)))
@@ -169,7 +170,7 @@ def restore(
     if error == errno.ECANCELED:
         return None
     if error:
-        raise MemoryError(f"no memory to plan a restore of {job.blocks} blocks of {len(rows)} streams")
+        raise MemoryError(f"no memory for a restore of {job.blocks} blocks of {len(rows)} streams")
     job.compare(rows, expected, failed)
     return Restored(failed, errors, read)
 
