@@ -1,5 +1,6 @@
 """The engine's side of a copy: where the rows of a stream lie in its arrays."""
 
+import math
 import struct
 import weakref
 from collections.abc import Iterable
@@ -195,12 +196,19 @@ class Rows:
         slots: _Slots | None,
     ) -> "Rows":
         shape, strides = array.shape, array.strides
-        outer, outer_strides = _coalesced(shape[:axis], strides[:axis])
-        inner, inner_strides = _coalesced(shape[axis + taken :], strides[axis + taken :])
         run = array.itemsize
-        if inner and inner_strides[-1] == run:
-            run *= inner.pop()
-            inner_strides.pop()
+        if taken == 1 and array.flags.c_contiguous:  # as most are; strides of axes of one element mean nothing here
+            run *= math.prod(shape[axis + 1 :])
+            row_stride, places = run, math.prod(shape[:axis])
+            outer, outer_strides = ([], []) if places == 1 else ([places], [run * shape[axis]])
+            inner: list[int] = []
+            inner_strides: list[int] = []
+        else:
+            outer, outer_strides = _coalesced(shape[:axis], strides[:axis])
+            inner, inner_strides = _coalesced(shape[axis + taken :], strides[axis + taken :])
+            if inner and inner_strides[-1] == run:
+                run *= inner.pop()
+                inner_strides.pop()
         row_bytes = run
         for n in outer:
             row_bytes *= n
@@ -281,6 +289,9 @@ class Rows:
         if self._span is not None:
             return self._span
         low = high = array.__array_interface__["data"][0]
+        if self._slots is None and array.flags.c_contiguous:
+            self._span = (low, low + array.nbytes)
+            return self._span
         extent = array.itemsize
         for stride, n in sorted((abs(stride), n) for n, stride in zip(array.shape, array.strides, strict=True)):
             if n > 1:
