@@ -29,6 +29,7 @@ enum {
     BUFFER = 2 << 20,    /* for a read: a huge page, and more than a piece */
     LOOK = 1 << 20,      /* bytes of which one page is looked for in the page cache */
     CLOSE_LOOK = 256 << 10, /* where some are there and some not */
+    MANY = 64,           /* blocks; fewer are looked at before a thread wakes up */
     FIRST_SHARE = 32,    /* of all bytes, the part that is planned and copied ahead where somebody waits */
     LEAST_READERS = 4,   /* reads under way at once: twice the threads, within these limits */
     MOST_READERS = 16,
@@ -75,6 +76,7 @@ typedef struct call {
     bool no_memory; /* to read into */
     int32_t *remaining; /* pieces of each stream that aren't done */
     uint32_t begin, end; /* the streams that are planned and copied now */
+    uint8_t *residency;  /* of each block, in these streams */
     plan cached, cold;
     bool stream, parted;
     const kvs_crc_path *path;
@@ -155,7 +157,8 @@ static bool add_cold(call *k, uint32_t b, uint32_t s, uint32_t end, bool direct)
 }
 
 /* From the first wanted segment of a block to the end of the last: a look at a few of its pages. */
-static kvs_residency look_at_block(const call *k, uint32_t b) {
+static void look_at_block(void *context, size_t b) {
+    call *k = context;
     uint64_t from = 0, to = 0;
     for (uint32_t s = k->begin; s < k->end; s++)
         if (k->rows[s].base) {
@@ -163,13 +166,13 @@ static kvs_residency look_at_block(const call *k, uint32_t b) {
             if (!to) from = start;
             to = start + segment_bytes(k, s, b);
         }
-    return to > from ? kvs_look(k->source, from, to - from, LOOK) : KVS_ALL_CACHED;
+    k->residency[b] = to > from ? (uint8_t)kvs_look(k->source, from, to - from, LOOK) : KVS_ALL_CACHED;
 }
 
 /* Segments of a block in pieces; streams that are skipped part them. */
 static bool plan_block(call *k, uint32_t b, bool direct) {
     const uint64_t most = k->progress ? WAITED_PIECE : PIECE;
-    const kvs_residency block = look_at_block(k, b);
+    const kvs_residency block = k->residency[b];
     for (uint32_t s = k->begin, end; s < k->end; s = end) {
         end = s + 1;
         if (!k->rows[s].base) continue;
@@ -444,6 +447,7 @@ static void run_piece(void *context, size_t i) {
 }
 
 static bool make_plan(call *k, const uint8_t *direct, int threads) {
+    kvs_pool_run(look_at_block, k, k->blocks, k->blocks < MANY ? 1 : threads);
     for (uint32_t b = 0; b < k->blocks; b++)
         if (!plan_block(k, b, direct[b])) return false;
     if (!part_cached(k, threads) || !sort(&k->cached, k->streams) || !sort(&k->cold, k->streams)) return false;
@@ -518,10 +522,12 @@ int kvs_restore(const kvs_source *source, const kvs_rows *rows, size_t streams, 
     for (; progress && first_end < streams && first_bytes * FIRST_SHARE < total; first_end++)
         for (size_t b = 0; b < blocks && rows[first_end].base; b++) first_bytes += segment_bytes(&k, first_end, b);
     k.stream = total >= STREAM;
-    bool planned = true;
-    if (first_end) planned = run_streams(&k, 0, first_end, direct, first_bytes, threads);
+    k.residency = malloc(blocks);
+    bool planned = k.residency;
+    if (planned && first_end) planned = run_streams(&k, 0, first_end, direct, first_bytes, threads);
     if (planned && first_end < streams)
         planned = run_streams(&k, first_end, streams, direct, total - first_bytes, threads);
+    free(k.residency);
     while (k.buffer_count) munmap(k.buffers[--k.buffer_count], BUFFER);
     pthread_mutex_destroy(&k.buffers_lock);
     return !planned || k.no_memory ? ENOMEM : k.stopped ? ECANCELED : 0;
