@@ -36,6 +36,7 @@ class Filler:
         self._pin = pin
         self._located = located
         self._states = states
+        self._direct: npt.NDArray[np.uint8] | None = None
 
     def rows(
         self,
@@ -84,9 +85,19 @@ class Filler:
         located = self._located.part(chosen.start, chosen.stop)
         first = located.start - located.start[0]
         none = np.zeros_like(first)
-        copied = located.used if used else none
+        if self._direct is None:
+            # once for the lease: what is copied stream by stream is restored once, not as often as there are streams
+            self._direct = self._scope.store.past_cache(self._located.ids)
         return self._restore(
-            located, rows, first if used else none, located.held, copied, progress=progress, stop=stop, threads=threads
+            located,
+            rows,
+            first if used else none,
+            located.held,
+            located.used if used else none,
+            direct=self._direct[chosen.start : chosen.stop],
+            progress=progress,
+            stop=stop,
+            threads=threads,
         )
 
     def states(self, into: npt.NDArray[np.uint8] | None) -> None:
@@ -103,7 +114,8 @@ class Filler:
         row = Rows.strided(np.empty(1, np.uint8) if into is None else into, axis=0)
         if into is not None and int(end[-1]) != into.nbytes:
             raise self.damaged(located, 0, f"the blocks of the checkpoint hold {end[-1]} bytes, it has {into.nbytes}")
-        self._restore(located, [row], none if into is None else end - length, length, none if into is None else length)
+        first, copied = (none, none) if into is None else (end - length, length)
+        self._restore(located, [row], first, length, copied, direct=self._scope.store.past_cache(located.ids))
 
     def _restore(
         self,
@@ -113,6 +125,7 @@ class Filler:
         tokens: npt.NDArray[np.int64],
         used: npt.NDArray[np.int64],
         *,
+        direct: npt.NDArray[np.uint8],
         progress: npt.NDArray[np.int32] | None = None,
         stop: npt.NDArray[np.int32] | None = None,
         threads: int | None = None,
@@ -128,7 +141,7 @@ class Filler:
                 tokens,
                 used,
                 located.sums,
-                direct=store.past_cache(located.ids),
+                direct=direct,
                 progress=progress,
                 stop=stop,
                 threads=threads,
