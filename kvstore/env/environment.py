@@ -44,8 +44,8 @@ def open_lmdb(path: str, *, metasync: bool = True) -> lmdb.Environment:
 
     - No writemap: a full disk would be SIGBUS and a truncated file would be filled with zeros in silence.
     - Read-ahead stays on: without it touching a cold map was 20 to 33 times slower than the disk, and a compaction goes through
-      this map. What it costs is small: a cold lease on 100,000 tokens takes 19 to 24 ms with it and 14 to 15 without, since a fault in
-      the index brings 8 MiB along (3.1 ms, where a page alone takes 0.06). Payloads and headers don't come this way.
+      this map. What it costs is small: a cold lease on 100,000 tokens takes 19 to 24 ms with it and 14 to 15 without, since a fault
+      in the index brings 8 MiB along (3.1 ms, where a page alone takes 0.06). Payloads and headers don't come this way.
     - `meminit=False`: every byte of a value is ours, and clearing pages first cost a third of the write speed.
     - `max_spare_txns=0`: a cached read transaction would keep its slot across a fork.
     """
