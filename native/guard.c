@@ -17,7 +17,11 @@ typedef struct guarded {
 
 /* In the static block of each thread: the handler must not be the one that allocates it. */
 static _Thread_local guarded *volatile current __attribute__((tls_model("initial-exec")));
-static _Thread_local volatile sig_atomic_t passing __attribute__((tls_model("initial-exec")));
+/* The fault that was passed on last, and how often in a row. */
+static _Thread_local void *volatile passed __attribute__((tls_model("initial-exec")));
+static _Thread_local volatile sig_atomic_t times __attribute__((tls_model("initial-exec")));
+
+enum { TIMES = 256 };
 
 /* Guarded by `lock`. The handler reads `before` without it: it only changes while no handler of ours is installed. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -25,29 +29,35 @@ static int users;
 static struct sigaction before;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
-static void die(int signal) {
+/* Ends the process as it would have without us: by the instruction, which is run again, or by the signal that was sent. */
+static void die(int signal, bool sent) {
     struct sigaction standard = {.sa_handler = SIG_DFL};
     sigemptyset(&standard.sa_mask);
-    sigaction(signal, &standard, NULL); /* the instruction is run again, and the process ends where it would have */
+    sigaction(signal, &standard, NULL);
+    if (sent) raise(signal);
 }
 
 static void on_bus_error(int signal, siginfo_t *info, void *machine) {
     guarded *g = current;
     const uintptr_t at = (uintptr_t)info->si_addr;
-    if (g && info->si_code > 0 && at >= g->low && at < g->high) siglongjmp(g->back, 1);
-    /* Somebody who was installed after us and passes on to us may be who we would pass on to. */
-    if (passing) {
-        die(signal);
-        return;
+    const bool sent = info->si_code <= 0; /* by somebody, not by a fault */
+    if (g && !sent && at >= g->low && at < g->high) siglongjmp(g->back, 1);
+    /*
+     * Somebody who was installed after us and passes on to us may be who we pass on to. He may as well leave by a jump: so
+     * only many times the same fault is taken for a circle.
+     */
+    if (!sent) {
+        times = passed == info->si_addr ? times + 1 : 1;
+        passed = info->si_addr;
     }
-    passing = 1;
-    if (before.sa_flags & SA_SIGINFO)
+    if (!sent && times > TIMES)
+        die(signal, false);
+    else if (before.sa_flags & SA_SIGINFO)
         before.sa_sigaction(signal, info, machine);
-    else if (before.sa_handler == SIG_DFL || before.sa_handler == SIG_IGN)
-        die(signal);
-    else
+    else if (before.sa_handler == SIG_DFL || (before.sa_handler == SIG_IGN && !sent))
+        die(signal, sent);
+    else if (before.sa_handler != SIG_IGN)
         before.sa_handler(signal);
-    passing = 0;
 }
 
 static bool is_ours(const struct sigaction *action) {
@@ -69,6 +79,7 @@ static void install_handlers(void) { pthread_atfork(before_fork, after_fork_in_p
 
 void kvs_guard_begin(kvs_guard_mask *mask) {
     sigset_t bus, was;
+    times = 0;
     pthread_once(&fork_once, install_handlers);
     pthread_mutex_lock(&lock);
     if (!users++) {

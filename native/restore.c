@@ -85,11 +85,35 @@ typedef struct call {
     int buffer_count;
 } call;
 
-/* Who waits for a stream of any call. */
+/* Who waits for a stream of any call. The condition is made at its first use, since it has to count by a clock that nobody sets. */
 static pthread_mutex_t progress_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t progress_made = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t progress_made;
+static pthread_once_t progress_once = PTHREAD_ONCE_INIT;
+
+static void make_progress_condition(void) {
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&progress_made, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+static void before_fork(void) { pthread_mutex_lock(&progress_lock); }
+static void after_fork_in_parent(void) { pthread_mutex_unlock(&progress_lock); }
+
+/* A condition still counts the threads that waited for it, which the child doesn't have: it would wait for them. */
+static void after_fork_in_child(void) {
+    pthread_mutex_init(&progress_lock, NULL);
+    make_progress_condition();
+}
+
+static void prepare_progress(void) {
+    make_progress_condition();
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
 
 void kvs_progress_set(int32_t *progress, int32_t value) {
+    pthread_once(&progress_once, prepare_progress);
     pthread_mutex_lock(&progress_lock);
     __atomic_store_n(progress, value, __ATOMIC_RELEASE);
     pthread_cond_broadcast(&progress_made);
@@ -99,7 +123,8 @@ void kvs_progress_set(int32_t *progress, int32_t value) {
 int kvs_progress_wait(const int32_t *progress, int milliseconds) {
     struct timespec until;
     int value, error = 0;
-    clock_gettime(CLOCK_REALTIME, &until);
+    pthread_once(&progress_once, prepare_progress);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += milliseconds / 1000;
     until.tv_nsec += milliseconds % 1000 * 1000000L;
     if (until.tv_nsec >= 1000000000L) until.tv_sec++, until.tv_nsec -= 1000000000L;
@@ -267,7 +292,7 @@ static int read_fully(int fd, struct iovec *vector, int count, uint64_t offset, 
     for (size_t got = 0; got < needed;) {
         ssize_t n = preadv(fd, vector, count, (off_t)offset);
         if (n < 0) {
-            if (errno == EINTR || errno == EAGAIN) continue;
+            if (errno == EINTR) continue;
             return errno;
         }
         if (!n) return KVS_END_OF_FILE;
@@ -299,7 +324,11 @@ static bool lies_right(const call *k, const piece *p) {
     return true;
 }
 
-static int read_into_place(call *k, const piece *p) {
+/*
+ * False if they aren't there afterwards as they should be, for whatever reason: the destination may be memory that can't be
+ * read into directly, or was written to meanwhile, and that says nothing of the block.
+ */
+static bool read_into_place(call *k, const piece *p) {
     struct iovec vector[VECTORS];
     size_t total = 0;
     for (uint32_t i = 0; i < p->streams; i++) {
@@ -307,12 +336,14 @@ static int read_into_place(call *k, const piece *p) {
         total += vector[i].iov_len = segment_bytes(k, p->stream + i, p->block);
     }
     const uint64_t from = segment_offset(k, p->stream, p->block);
-    int error = read_fully((int)k->source->direct_fd, vector, (int)p->streams, from, total);
-    if (error) return error;
-    for (uint32_t s = p->stream; s < p->stream + p->streams; s++)
-        k->sums[p->block * k->streams + s] =
-            ~k->path->update(~0u, run_of(k, s, p->block), segment_bytes(k, s, p->block));
-    return 0;
+    if (read_fully((int)k->source->direct_fd, vector, (int)p->streams, from, total)) return false;
+    bool sound = true;
+    for (uint32_t s = p->stream; s < p->stream + p->streams; s++) {
+        const size_t at = p->block * k->streams + s;
+        k->sums[at] = ~k->path->update(~0u, run_of(k, s, p->block), segment_bytes(k, s, p->block));
+        sound = sound && k->sums[at] == k->expected[at];
+    }
+    return sound;
 }
 
 /* Moves the segments of a piece, the first byte of which lies at `bytes`. */
@@ -349,10 +380,7 @@ static uint64_t extent(const call *k, const piece *p, size_t *length) {
 }
 
 static int read_and_move(call *k, piece *p) {
-    if (p->way == PAST_CACHE && lies_right(k, p)) {
-        int error = read_into_place(k, p);
-        if (error != EINVAL) return error;
-    }
+    if (p->way == PAST_CACHE && lies_right(k, p) && read_into_place(k, p)) return 0;
     size_t length;
     const uint64_t from = extent(k, p, &length), skip = from % DIRECT_ALIGN;
     /* A line can be longer than a piece: then the buffer is the piece's own. */
@@ -371,7 +399,7 @@ static int read_and_move(call *k, piece *p) {
         struct iovec whole = {buffer, room};
         error = read_fully((int)k->source->direct_fd, &whole, 1, from - skip, skip + length);
     }
-    if (error == EINVAL) { /* this file system, or this place of the file, has no direct reads after all */
+    if (error) { /* a direct read fails for more reasons than one through the cache, such as that there are none here */
         struct iovec exact = {buffer + skip, length};
         error = read_fully((int)k->source->fd, &exact, 1, from, length);
     }
@@ -398,7 +426,9 @@ static int move_from_map(call *k, piece *p) {
     size_t length;
     const uint64_t address = k->source->map + extent(k, p, &length);
     mapped_move m = {k, p, (const unsigned char *)(uintptr_t)address};
-    return kvs_guard_run(move_mapped, &m, address, length) ? 0 : EFAULT;
+    if (kvs_guard_run(move_mapped, &m, address, length)) return 0;
+    p->way = THROUGH_CACHE; /* which says why, or has the bytes after all */
+    return read_and_move(k, p);
 }
 
 static void join_parts(call *k, const plan *list, size_t s) {

@@ -145,13 +145,17 @@ class Environment:
         ------
         StoreClosedError, ForkedStoreError
         """
+        self.check_forked()
+        if self._closed:
+            raise StoreClosedError(f"the store at {self.path} is closed; open it again")
+
+    def check_forked(self) -> None:
+        """Refuse use in a forked child, with ForkedStoreError, of what may outlive a close."""
         if self._forked:
             raise ForkedStoreError(
                 f"the store at {self.path} was open when this process was forked and can't be used here; "
                 "open stores after forking, or start workers with 'spawn'"
             )
-        if self._closed:
-            raise StoreClosedError(f"the store at {self.path} is closed; open it again")
 
     def retain(self) -> None:
         """Count one more use. Raises StoreClosedError or ForkedStoreError once the last one has gone."""

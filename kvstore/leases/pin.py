@@ -48,7 +48,8 @@ class Pin:
         return self._holders > 1
 
     def hold(self) -> None:
-        """Count a holder."""
+        """Count a holder. Raises LeaseClosedError, and ForkedStoreError in a forked child, whose transaction is the parent's."""
+        self._store.environment.check_forked()
         with self._guard:
             if not self._holders:
                 raise LeaseClosedError("the lease has ended on another thread; use a lease on one thread at a time")

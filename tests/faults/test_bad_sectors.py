@@ -155,7 +155,7 @@ def test_a_page_that_was_said_to_be_there(
     process = child(code, tmp_path / "store", str(end))
     out, err = process.communicate(timeout=300)
     assert process.returncode == -7, err
-    assert out.splitlines() == [f"{15 * 64} its bytes cannot be read: Bad address", f"{15 * 64}"]
+    assert out.splitlines() == [f"{15 * 64} its bytes cannot be read: the file ends before it", f"{15 * 64}"]
 
 
 def test_promote_falls_back(tmp_path: Path, bad_reads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
