@@ -16,23 +16,26 @@ def test_a_child_of_a_process_that_waits(tmp_path: Path) -> None:
     tokens = list(range(300))
     with Store.open(path + "1", max_bytes=CAP) as store:
         save(store.namespace(layout), tokens)
-    waiters = [threading.Thread(target=progress_wait, args=(np.zeros(1, np.int32), 0, 3.0)) for _ in range(3)]
-    for waiter in waiters:
-        waiter.start()
-    time.sleep(0.2)
+    over, never = False, np.zeros(1, np.int32)
+    def wait():
+        while not over:
+            progress_wait(never, 0, 0.2)
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    time.sleep(0.3)
     pid = os.fork()
     if not pid:
-        signal.alarm(60)
+        signal.alarm(20)
         with Store.open(path + "1") as store:
-            for _ in range(5):
+            for _ in range(20):
                 into = destination(layout, 300)
                 with store.namespace(layout).lease(tokens) as lease, lease.start_copy(into) as copy:
                     for name in copy.names:
                         copy.wait(name, 30)
         os._exit(7)
     _, status = os.waitpid(pid, 0)
-    for waiter in waiters:
-        waiter.join()
+    over = True
+    waiter.join()
     print(os.waitstatus_to_exitcode(status))
     """
     assert run_child(code, tmp_path / "s") == "7"
