@@ -195,3 +195,37 @@ def test_a_disk_that_does_not_keep_the_last_page(path: Path, watched: Watched) -
         assert_restores(store.namespace(hybrid_layout()), list(range(60)), 60)
         assert_sound(store)
     assert os.listdir(path)
+
+
+def test_two_that_wait_for_one_failure(path: Path, watched: Watched) -> None:
+    """Of two waits that overlap the kernel tells one that the disk failed: neither save is acknowledged, and none that follows."""
+    watched("""
+    import threading
+    from kvstore.errors import StoreDamagedError
+    with Store.open(path) as store:
+        namespace = store.namespace(wide_layout())
+        save(namespace, list(range(50)))
+        ends = []
+        def attempt(first):
+            try:
+                save(namespace, list(range(first, first + 40)))
+            except StoreDamagedError as error:
+                ends.append(str(error))
+            else:
+                ends.append("acknowledged")
+        _witness.witness_tell_one()
+        threads = [threading.Thread(target=attempt, args=(1000,)) for _ in range(2)]
+        threads[0].start()
+        while not _witness.witness_asked():
+            assert threads[0].is_alive()
+            time.sleep(0.001)
+        threads[1].start()  # finds it all stored
+        for thread in threads:
+            thread.join()
+        attempt(1000)
+        attempt(2000)
+        assert len(ends) == 4 and all("disk" in end for end in ends), ends
+    """)
+    with Store.open(path) as store:
+        assert_restores(store.namespace(wide_layout()), list(range(50)), 50)
+        assert_sound(store)

@@ -1,5 +1,5 @@
 /* Preloaded into a child: notes every write to a store's data file and every wait for the disk, in order, with the bytes
- * that were written, and fails a wait if it is told to. What a power loss may leave can be made from the notes. */
+ * that were written, and fails a wait if it is told to, or one of two that overlap. What a power loss may leave can be made from the notes. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -9,11 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int notes = -1;
 static long fail_after = 0;
+static int tell_one = 0, told = 0;
 
 static void *next(const char *name)
 {
@@ -80,6 +82,23 @@ static void note(char kind, int64_t offset, const struct iovec *parts, int count
 void witness_mark(int64_t number) { note('m', number, NULL, 0, 0); }
 void witness_fail(long waits) { fail_after = waits; }
 
+/* From the child: from now on the disk fails, of which the store's own descriptor is told once; say how many asked by it. */
+void witness_tell_one(void) { __atomic_store_n(&tell_one, 1, __ATOMIC_SEQ_CST); }
+int witness_asked(void) { return __atomic_load_n(&told, __ATOMIC_SEQ_CST); }
+
+/* Whether this wait is the one that is told. It gives another one time to come, and goes on alone where none may. */
+static int is_told(int fd)
+{
+	if (!__atomic_load_n(&tell_one, __ATOMIC_SEQ_CST) || (fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDONLY)
+		return 0;
+	if (__atomic_fetch_add(&told, 1, __ATOMIC_SEQ_CST))
+		return 0;
+	struct timespec moment = {0, 10000000};
+	for (int i = 0; i < 200 && witness_asked() < 2; i++)
+		nanosleep(&moment, NULL);
+	return 1;
+}
+
 static char kind_of(int fd) { return fcntl(fd, F_GETFL) & O_DSYNC ? 'W' : 'w'; }
 
 #define WRAP_PWRITE(name) \
@@ -131,7 +150,7 @@ ssize_t writev(int fd, const struct iovec *parts, int count)
 		if (!real) \
 			*(void **)&real = next(#name); \
 		if (is_data(fd)) { \
-			if (fail_after && !--fail_after) { \
+			if (is_told(fd) || (fail_after && !--fail_after)) { \
 				note('f', 0, NULL, 0, 0); \
 				errno = EIO; \
 				return -1; \
