@@ -229,3 +229,35 @@ def test_two_that_wait_for_one_failure(path: Path, watched: Watched) -> None:
     with Store.open(path) as store:
         assert_restores(store.namespace(wide_layout()), list(range(50)), 50)
         assert_sound(store)
+
+
+def test_closing_in_the_middle_of_a_save(path: Path, watched: Watched) -> None:
+    """A save that another thread closes the last handle under goes on to its end, and is durable when it returns."""
+    notes = watched("""
+    import threading
+    store = Store.open(path)
+    namespace, environment = store.namespace(wide_layout()), store._scope.environment
+    results = []
+    saving = threading.Thread(target=lambda: results.append(save(namespace, list(range(700)))))
+    def waits():
+        frame = sys._current_frames().get(saving.ident)
+        while frame is not None and frame.f_code.co_name != "_write":
+            frame = frame.f_back
+        return frame is not None
+    with environment.write(30.0):
+        saving.start()
+        while not waits():  # for the lock, to publish its first piece
+            assert saving.is_alive()
+            time.sleep(0.001)
+        store.close()
+    mark(1)
+    saving.join()
+    mark(2)
+    assert results and results[0].new_tokens == 700
+    assert environment.gone.wait(30)
+    """)
+    kinds = between(notes, 1, 2)
+    assert kinds.endswith("sws"), kinds
+    with Store.open(path) as store:
+        assert_restores(store.namespace(wide_layout()), list(range(700)), 700)
+        assert_sound(store)
