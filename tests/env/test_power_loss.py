@@ -261,3 +261,14 @@ def test_closing_in_the_middle_of_a_save(path: Path, watched: Watched) -> None:
     with Store.open(path) as store:
         assert_restores(store.namespace(wide_layout()), list(range(700)), 700)
         assert_sound(store)
+
+
+def test_a_new_store_has_a_name(tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each directory that is made for a store is made durable in the one above it, before the store's own entries are."""
+    monkeypatch.setenv("WITNESS_DIRECTORIES", "1")
+    notes = watched("""
+    from pathlib import Path
+    Store.open(Path(path).parent / "a" / "b" / "new", max_bytes=CAP).close()
+    """)
+    a = tmp_path / "a"
+    assert [note.data.decode() for note in notes if note.kind == "d"] == [str(p) for p in (tmp_path, a, a / "b", a / "b" / "new")]

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -25,11 +26,10 @@ static void *next(const char *name)
 	return found;
 }
 
-static int is_data(int fd)
+/* The path that a descriptor is open on: its length, or less than 1. */
+static ssize_t path_of(int fd, char *target, size_t size)
 {
-	char link[64], target[4096];
-	static const char end[] = "/data.mdb";
-	ssize_t n;
+	char link[64];
 	strcpy(link, "/proc/self/fd/");
 	char digits[16];
 	int at = 0;
@@ -41,7 +41,14 @@ static int is_data(int fd)
 	while (at)
 		link[length++] = digits[--at];
 	link[length] = 0;
-	n = readlink(link, target, sizeof target);
+	return readlink(link, target, size);
+}
+
+static int is_data(int fd)
+{
+	char target[4096];
+	static const char end[] = "/data.mdb";
+	ssize_t n = path_of(fd, target, sizeof target);
 	return n >= (ssize_t)sizeof end - 1 && !memcmp(target + n - (sizeof end - 1), end, sizeof end - 1);
 }
 
@@ -143,6 +150,20 @@ ssize_t writev(int fd, const struct iovec *parts, int count)
 	return done;
 }
 
+/* Note that a directory is on the disk, if the child's environment asks for that. */
+static void note_directory(int fd)
+{
+	char target[4096];
+	struct stat there;
+	ssize_t n;
+	if (!getenv("WITNESS_DIRECTORIES") || fstat(fd, &there) || !S_ISDIR(there.st_mode))
+		return;
+	if ((n = path_of(fd, target, sizeof target)) > 0) {
+		struct iovec part = {target, (size_t)n};
+		note('d', 0, &part, 1, n);
+	}
+}
+
 #define WRAP_SYNC(name) \
 	int name(int fd) \
 	{ \
@@ -160,7 +181,10 @@ ssize_t writev(int fd, const struct iovec *parts, int count)
 				note('s', 0, NULL, 0, 0); \
 			return failed; \
 		} \
-		return real(fd); \
+		int failed = real(fd); \
+		if (!failed) \
+			note_directory(fd); \
+		return failed; \
 	}
 WRAP_SYNC(fdatasync)
 WRAP_SYNC(fsync)
