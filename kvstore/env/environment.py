@@ -108,6 +108,7 @@ class Environment:
         self.gone = threading.Event()  # set once the file is really closed
         self.companion: object = None
         self.file_identity = file_identity
+        self._settling = threading.Lock()  # one wait for the disk at a time: see _settle. Taken last of all locks
         self._settled = -1  # the last transaction of which this process knows that it is on the disk
         self._distrusted = False  # whether the disk has failed to keep what was written
         self._data_fd = os.open(os.path.join(path, DATA_FILE), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -276,21 +277,23 @@ class Environment:
             self.release()
 
     def _settle(self) -> None:
-        with translated():
-            last = int(self._lmdb.info()["last_txnid"])
-        if last <= self._settled:
-            return
-        self._check_trusted()  # a second wait would succeed, with nothing written
-        try:
-            # by a descriptor of our own, which is told of a failure even if LMDB's was told before
-            os.fdatasync(self._data_fd)
-        except OSError as error:
-            self._distrusted = True
-            raise StoreDamagedError(
-                f"the disk failed to keep what was written to {self.path}: {error.strerror}; what was saved last may be gone after "
-                "a power loss, close the store in every process and look at the disk"
-            ) from error
-        self._settled = max(self._settled, last)
+        # One at a time: of two waits on one descriptor that a failure falls into, only one is told of it.
+        with self._settling:
+            self._check_trusted()  # a second wait would succeed, with nothing written
+            with translated():
+                last = int(self._lmdb.info()["last_txnid"])
+            if last <= self._settled:
+                return
+            try:
+                # by a descriptor of our own, which is told of a failure even if LMDB's was told before
+                os.fdatasync(self._data_fd)
+            except OSError as error:
+                self._distrusted = True
+                raise StoreDamagedError(
+                    f"the disk failed to keep what was written to {self.path}: {error.strerror}; what was saved last may be gone "
+                    "after a power loss, close the store in every process and look at the disk"
+                ) from error
+            self._settled = last
 
     def _check_trusted(self) -> None:
         if self._distrusted:
@@ -473,6 +476,7 @@ class Environment:
         """In a forked child: give up our descriptors (never unlock: the lock is the parent's) and refuse every use."""
         self._forked = True
         self._mutex = threading.Lock()
+        self._settling = threading.Lock()
         self._uses_guard = threading.RLock()
         if not self._closed:
             self._write_lock.close()

@@ -121,7 +121,7 @@ def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool) 
             raise StoreMissingError(f"there is no store at {directory}; pass max_bytes to create one")
         map_bytes_for(max_bytes, DEFAULT_PAGE_BYTES)
         try:
-            at.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_directories(at)
         except OSError as error:
             raise StoreOwnerError(f"cannot create {directory}: {error.strerror}; choose a directory you can write") from error
     if not at.is_dir():
@@ -144,6 +144,23 @@ def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool) 
             raise NotAStoreError(f"{directory} holds {foreign[0]!r} and no store; choose an empty directory or a new one")
         if max_bytes is None:
             raise StoreMissingError(f"there is no store in {directory}; pass max_bytes to create one")
+
+
+def _make_directories(at: Path) -> None:
+    """Make a directory and what leads to it, durably: the name of each stands in the one above it."""
+    made = [at, *(above for above in at.parents if not above.exists())]
+    at.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for directory in reversed(made):
+        with contextlib.suppress(PermissionError):  # one that may be entered and not listed can't be opened
+            _sync_directory(directory.parent)
+
+
+def _sync_directory(directory: str | Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _lock_files(directory: str) -> tuple[FileLock, FileLock]:
@@ -233,11 +250,7 @@ def _create_file(directory: str, max_bytes: int | None, page_bytes: int) -> None
     try:
         write_empty(str(new), page_bytes=page_bytes, map_bytes=map_bytes_for(max_bytes, page_bytes))
         new.rename(Path(directory) / DATA_FILE)
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        _sync_directory(directory)
     except OSError as error:
         raise StoreOwnerError(f"cannot create a store in {directory}: {error.strerror}") from error
 

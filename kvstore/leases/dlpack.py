@@ -112,8 +112,9 @@ def consume(array: Any, stream: int | None) -> Tensor:
         _set_name(capsule, _VERSIONED_USED)
         release = _releaser(versioned.deleter, address)
         if versioned.major != 1:
-            release()
-            raise ValueError(f"its DLPack version is {versioned.major}.{versioned.minor}, known is 1")
+            refused = f"its DLPack version is {versioned.major}.{versioned.minor}, known is 1"
+            release()  # from here on what was read is gone
+            raise ValueError(refused)
         tensor, flags = versioned.tensor, versioned.flags
     elif _is_valid(capsule, _NAME):
         address = _get_pointer(capsule, _NAME)
@@ -125,10 +126,11 @@ def consume(array: Any, stream: int | None) -> Tensor:
         raise ValueError(f"what it gives as a DLPack capsule is {capsule!r}, or one that was used before")
     bits = tensor.bits * tensor.lanes
     if bits % 8 or not bits or flags & _IS_COPY:
-        release()
+        refused = f"its elements are of {tensor.bits} bits x {tensor.lanes}; view it as whole bytes"
         if flags & _IS_COPY:
-            raise ValueError("what it gives through DLPack is a copy: writing to that would change nothing")
-        raise ValueError(f"its elements are of {tensor.bits} bits x {tensor.lanes}; view it as whole bytes")
+            refused = "what it gives through DLPack is a copy: writing to that would change nothing"
+        release()
+        raise ValueError(refused)
     itemsize = bits // 8
     shape = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
     strides = tuple(n * itemsize for n in tensor.strides[: tensor.ndim]) if tensor.ndim and tensor.strides else None

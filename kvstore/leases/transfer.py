@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import logging
 import math
 import os
@@ -130,8 +131,7 @@ class Work:
                 step()
             except BaseException as raised:
                 error = error or raised
-                # what the frames hold (arrays, buffers) would live as long as the error
-                traceback.clear_frames(raised.__traceback__)
+                _forget_frames(raised)
         _live.discard(self)
         with self.changed:
             self.error, self.over = error, True
@@ -174,7 +174,8 @@ class Work:
         """Raise the error that ended the work, if one did."""
         if self.error is not None:
             self._told = True
-            raise self.error
+            # A copy: an error that is raised collects the frames it passes, and the work would keep them, and their arrays.
+            raise copy.copy(self.error) from self.error
 
     def abandon(self) -> None:
         """Nobody waits any more: end early, unless all streams are on their way, and tell the log what nobody was told."""
@@ -195,6 +196,18 @@ class Work:
         if self.error is not None and not self._told and not isinstance(self.error, TransferCancelled):
             self._told = True
             _log.error("a transfer failed and nobody asked: %s: %s", type(self.error).__name__, self.error)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Take the frames from an error that is kept, and from those that led to it: what they hold would live as long as it."""
+    left, seen = [error], set[int]()
+    while left:
+        one = left.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            one.__traceback__ = None
+            left.extend(other for other in (one.__cause__, one.__context__) if other is not None)
 
 
 def late(what: str, timeout: float | None) -> TransferTimeout:

@@ -135,6 +135,14 @@ class Saver:
         StoreFullError, SpacePinned, WriteLockTimeout
             When there is no room, or no lock to be had. What was published before is a valid, shorter prefix.
         """
+        environment = self._scope.store.environment
+        environment.retain()  # so that what was published is settled, whoever closes the store meanwhile
+        try:
+            return self._save(arrays, origin, states, check)
+        finally:
+            environment.release()
+
+    def _save(self, arrays: Mapping[str, StreamArray], origin: int, states: Mapping[str, Array] | None, check: bool) -> SaveResult:
         started = time.perf_counter()
         scope = self._scope
         self._check_arguments(arrays, origin, states)

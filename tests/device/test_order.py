@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import threading
@@ -436,3 +437,31 @@ def test_numpys_own_capsules_are_read() -> None:
     tensor = dlpack.consume(array, None)
     assert tensor.readonly
     tensor.release()
+
+
+@pytest.mark.parametrize(
+    ("version", "bits", "lanes", "flags", "said"),
+    [(2, 16, 1, 0, r"version is 2\.7,"), (1, 4, 3, 0, "4 bits x 3;"), (1, 16, 1, 2, "is a copy")],
+)
+def test_a_refused_capsule_is_given_back_last(version: int, bits: int, lanes: int, flags: int, said: str) -> None:
+    """A producer may free what it described as soon as it has it back: the refusal says what was there before, and it has it."""
+    described = dlpack._Versioned(major=version, minor=7, flags=flags)
+    described.tensor.bits, described.tensor.lanes, described.tensor.device_type = bits, lanes, dlpack.CUDA
+    given_back: list[int] = []
+
+    def take_back(address: int) -> None:
+        given_back.append(address)
+        ctypes.memset(address, 0xEE, ctypes.sizeof(described))
+
+    deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(take_back)
+    described.deleter = ctypes.cast(deleter, ctypes.c_void_p).value
+    arguments = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, *arguments)(("PyCapsule_New", ctypes.pythonapi))
+
+    class Producer:
+        def __dlpack__(self, **_: Any) -> Any:
+            return new_capsule(ctypes.addressof(described), dlpack._VERSIONED_NAME, None)
+
+    with pytest.raises(ValueError, match=said):
+        dlpack.consume(Producer(), 1)
+    assert given_back == [ctypes.addressof(described)]

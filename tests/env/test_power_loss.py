@@ -195,3 +195,80 @@ def test_a_disk_that_does_not_keep_the_last_page(path: Path, watched: Watched) -
         assert_restores(store.namespace(hybrid_layout()), list(range(60)), 60)
         assert_sound(store)
     assert os.listdir(path)
+
+
+def test_two_that_wait_for_one_failure(path: Path, watched: Watched) -> None:
+    """Of two waits that overlap the kernel tells one that the disk failed: neither save is acknowledged, and none that follows."""
+    watched("""
+    import threading
+    from kvstore.errors import StoreDamagedError
+    with Store.open(path) as store:
+        namespace = store.namespace(wide_layout())
+        save(namespace, list(range(50)))
+        ends = []
+        def attempt(first):
+            try:
+                save(namespace, list(range(first, first + 40)))
+            except StoreDamagedError as error:
+                ends.append(str(error))
+            else:
+                ends.append("acknowledged")
+        _witness.witness_tell_one()
+        threads = [threading.Thread(target=attempt, args=(1000,)) for _ in range(2)]
+        threads[0].start()
+        while not _witness.witness_asked():
+            assert threads[0].is_alive()
+            time.sleep(0.001)
+        threads[1].start()  # finds it all stored
+        for thread in threads:
+            thread.join()
+        attempt(1000)
+        attempt(2000)
+        assert len(ends) == 4 and all("disk" in end for end in ends), ends
+    """)
+    with Store.open(path) as store:
+        assert_restores(store.namespace(wide_layout()), list(range(50)), 50)
+        assert_sound(store)
+
+
+def test_closing_in_the_middle_of_a_save(path: Path, watched: Watched) -> None:
+    """A save that another thread closes the last handle under goes on to its end, and is durable when it returns."""
+    notes = watched("""
+    import threading
+    store = Store.open(path)
+    namespace, environment = store.namespace(wide_layout()), store._scope.environment
+    results = []
+    saving = threading.Thread(target=lambda: results.append(save(namespace, list(range(700)))))
+    def waits():
+        frame = sys._current_frames().get(saving.ident)
+        while frame is not None and frame.f_code.co_name != "_write":
+            frame = frame.f_back
+        return frame is not None
+    with environment.write(30.0):
+        saving.start()
+        while not waits():  # for the lock, to publish its first piece
+            assert saving.is_alive()
+            time.sleep(0.001)
+        store.close()
+    mark(1)
+    saving.join()
+    mark(2)
+    assert results and results[0].new_tokens == 700
+    assert environment.gone.wait(30)
+    """)
+    kinds = between(notes, 1, 2)
+    assert kinds.endswith("sws"), kinds
+    with Store.open(path) as store:
+        assert_restores(store.namespace(wide_layout()), list(range(700)), 700)
+        assert_sound(store)
+
+
+def test_a_new_store_has_a_name(tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each directory that is made for a store is made durable in the one above it, before the store's own entries are."""
+    monkeypatch.setenv("WITNESS_DIRECTORIES", "1")
+    notes = watched("""
+    from pathlib import Path
+    Store.open(Path(path).parent / "a" / "b" / "new", max_bytes=CAP).close()
+    """)
+    a = tmp_path / "a"
+    assert [note.data.decode() for note in notes if note.kind == "d"] == [str(p) for p in (tmp_path, a, a / "b", a / "b" / "new")]

@@ -1,5 +1,5 @@
 /* Preloaded into a child: notes every write to a store's data file and every wait for the disk, in order, with the bytes
- * that were written, and fails a wait if it is told to. What a power loss may leave can be made from the notes. */
+ * that were written, and fails a wait if it is told to, or one of two that overlap. What a power loss may leave can be made from the notes. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -8,12 +8,15 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int notes = -1;
 static long fail_after = 0;
+static int tell_one = 0, told = 0;
 
 static void *next(const char *name)
 {
@@ -23,11 +26,10 @@ static void *next(const char *name)
 	return found;
 }
 
-static int is_data(int fd)
+/* The path that a descriptor is open on: its length, or less than 1. */
+static ssize_t path_of(int fd, char *target, size_t size)
 {
-	char link[64], target[4096];
-	static const char end[] = "/data.mdb";
-	ssize_t n;
+	char link[64];
 	strcpy(link, "/proc/self/fd/");
 	char digits[16];
 	int at = 0;
@@ -39,7 +41,14 @@ static int is_data(int fd)
 	while (at)
 		link[length++] = digits[--at];
 	link[length] = 0;
-	n = readlink(link, target, sizeof target);
+	return readlink(link, target, size);
+}
+
+static int is_data(int fd)
+{
+	char target[4096];
+	static const char end[] = "/data.mdb";
+	ssize_t n = path_of(fd, target, sizeof target);
 	return n >= (ssize_t)sizeof end - 1 && !memcmp(target + n - (sizeof end - 1), end, sizeof end - 1);
 }
 
@@ -79,6 +88,23 @@ static void note(char kind, int64_t offset, const struct iovec *parts, int count
 /* From the child: note that it has come to a point; fail the wait that comes after `waits` more. */
 void witness_mark(int64_t number) { note('m', number, NULL, 0, 0); }
 void witness_fail(long waits) { fail_after = waits; }
+
+/* From the child: from now on the disk fails, of which the store's own descriptor is told once; say how many asked by it. */
+void witness_tell_one(void) { __atomic_store_n(&tell_one, 1, __ATOMIC_SEQ_CST); }
+int witness_asked(void) { return __atomic_load_n(&told, __ATOMIC_SEQ_CST); }
+
+/* Whether this wait is the one that is told. It gives another one time to come, and goes on alone where none may. */
+static int is_told(int fd)
+{
+	if (!__atomic_load_n(&tell_one, __ATOMIC_SEQ_CST) || (fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDONLY)
+		return 0;
+	if (__atomic_fetch_add(&told, 1, __ATOMIC_SEQ_CST))
+		return 0;
+	struct timespec moment = {0, 10000000};
+	for (int i = 0; i < 200 && witness_asked() < 2; i++)
+		nanosleep(&moment, NULL);
+	return 1;
+}
 
 static char kind_of(int fd) { return fcntl(fd, F_GETFL) & O_DSYNC ? 'W' : 'w'; }
 
@@ -124,6 +150,20 @@ ssize_t writev(int fd, const struct iovec *parts, int count)
 	return done;
 }
 
+/* Note that a directory is on the disk, if the child's environment asks for that. */
+static void note_directory(int fd)
+{
+	char target[4096];
+	struct stat there;
+	ssize_t n;
+	if (!getenv("WITNESS_DIRECTORIES") || fstat(fd, &there) || !S_ISDIR(there.st_mode))
+		return;
+	if ((n = path_of(fd, target, sizeof target)) > 0) {
+		struct iovec part = {target, (size_t)n};
+		note('d', 0, &part, 1, n);
+	}
+}
+
 #define WRAP_SYNC(name) \
 	int name(int fd) \
 	{ \
@@ -131,7 +171,7 @@ ssize_t writev(int fd, const struct iovec *parts, int count)
 		if (!real) \
 			*(void **)&real = next(#name); \
 		if (is_data(fd)) { \
-			if (fail_after && !--fail_after) { \
+			if (is_told(fd) || (fail_after && !--fail_after)) { \
 				note('f', 0, NULL, 0, 0); \
 				errno = EIO; \
 				return -1; \
@@ -141,7 +181,10 @@ ssize_t writev(int fd, const struct iovec *parts, int count)
 				note('s', 0, NULL, 0, 0); \
 			return failed; \
 		} \
-		return real(fd); \
+		int failed = real(fd); \
+		if (!failed) \
+			note_directory(fd); \
+		return failed; \
 	}
 WRAP_SYNC(fdatasync)
 WRAP_SYNC(fsync)

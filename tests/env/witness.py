@@ -32,8 +32,8 @@ def fail(waits): _witness.witness_fail(ctypes.c_long(waits))
 class Note:
     """One thing that happened.
 
-    `kind` is w (a write), W (one that is on the disk when it returns), s (a wait that succeeded), f (one that was made to fail)
-    or m (a mark, whose number is `offset`).
+    `kind` is w (a write), W (one that is on the disk when it returns), s (a wait that succeeded), f (one that was made to fail),
+    d (a wait for a directory, whose path is `data`; only where asked for) or m (a mark, whose number is `offset`).
     """
 
     kind: str

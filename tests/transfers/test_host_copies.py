@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,39 @@ def test_damage(store: Store) -> None:
         with pytest.raises(BlockDamaged), lease.start_copy(arrays):
             pass
     assert namespace.lease(TOKENS).length == position
+    save(namespace, TOKENS)
+
+
+def test_a_failure_keeps_no_arrays(store: Store) -> None:
+    """The arrays of a transfer that failed die with the function that made them; no collection needed."""
+    namespace = store.namespace(plain_layout())
+    save(namespace, TOKENS)
+    position = hurt(store, namespace, 3, 0)
+
+    def attempt(lease: Any) -> tuple[Any, list[Any]]:
+        arrays = destination(namespace.layout, 300)
+        transfer = lease.start_copy(arrays)
+        told = 0
+        for ask in (transfer.finish, lambda: transfer.wait("k"), lambda: transfer.ready("v")):
+            try:
+                ask()
+            except BlockDamaged as error:
+                told += 1
+                assert (error.position, len(error.block_id)) == (position, 32)
+                assert "checksum" in str(error)
+        transfer.cancel()  # its thread has ended
+        assert told == 3
+        return transfer, [weakref.ref(array) for array in arrays.values()]
+
+    gc.collect()
+    gc.disable()
+    try:
+        with namespace.lease(TOKENS) as lease:
+            transfer, arrays = attempt(lease)
+        assert "failed" in repr(transfer)
+        assert len(arrays) == 4 and all(array() is None for array in arrays)
+    finally:
+        gc.enable()
     save(namespace, TOKENS)
 
 
