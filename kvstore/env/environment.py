@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.env.reserve import Reservation
+from kvstore.env.settling import Settling
 from kvstore.env.transactions import Databases, Reader, Writer, translated
 from kvstore.errors import (
     CapError,
@@ -108,9 +109,6 @@ class Environment:
         self.gone = threading.Event()  # set once the file is really closed
         self.companion: object = None
         self.file_identity = file_identity
-        self._settling = threading.Lock()  # one wait for the disk at a time: see _settle. Taken last of all locks
-        self._settled = -1  # the last transaction of which this process knows that it is on the disk
-        self._distrusted = False  # whether the disk has failed to keep what was written
         self._data_fd = os.open(os.path.join(path, DATA_FILE), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             if self._named_file() != file_identity:
@@ -127,6 +125,7 @@ class Environment:
             os.close(self._data_fd)
             raise
         self.source = FileSource(self.file_map, self._data_fd, self._direct_fd)
+        self._settling = Settling(path, self._data_fd, self._last_transaction)
         self._last_reader_check = time.monotonic()
 
     @property
@@ -239,7 +238,7 @@ class Environment:
             self._mutex.release()
 
     def _transaction(self, durable: bool) -> Iterator[Writer]:
-        self._check_trusted()
+        self._settling.check()
         with translated():
             writer = Writer(self._lmdb, self.db, self.page_bytes)
         try:
@@ -256,7 +255,7 @@ class Environment:
             writer.txn.abort()
             raise
         if durable:
-            self._settle()
+            self._settling.settle()
         for offset, length in writer.freed:
             self._forget(offset, length)
 
@@ -272,35 +271,13 @@ class Environment:
         """
         self.retain()
         try:
-            self._settle()
+            self._settling.settle()
         finally:
             self.release()
 
-    def _settle(self) -> None:
-        # One at a time: of two waits on one descriptor that a failure falls into, only one is told of it.
-        with self._settling:
-            self._check_trusted()  # a second wait would succeed, with nothing written
-            with translated():
-                last = int(self._lmdb.info()["last_txnid"])
-            if last <= self._settled:
-                return
-            try:
-                # by a descriptor of our own, which is told of a failure even if LMDB's was told before
-                os.fdatasync(self._data_fd)
-            except OSError as error:
-                self._distrusted = True
-                raise StoreDamagedError(
-                    f"the disk failed to keep what was written to {self.path}: {error.strerror}; what was saved last may be gone "
-                    "after a power loss, close the store in every process and look at the disk"
-                ) from error
-            self._settled = last
-
-    def _check_trusted(self) -> None:
-        if self._distrusted:
-            raise StoreDamagedError(
-                f"the disk has failed to keep what was written to {self.path}; writing is refused: close the store in every "
-                "process, look at the disk, and open the store again"
-            )
+    def _last_transaction(self) -> int:
+        with translated():
+            return int(self._lmdb.info()["last_txnid"])
 
     def reservation(self, new_pages: int) -> Reservation:
         """Disk space to be taken ahead of a save that writes `new_pages`: for what the file will grow by, beyond its free pages."""
@@ -332,8 +309,7 @@ class Environment:
         Such a reader pins the pages that were freed since it began. False when one is left after `seconds`.
         """
         self.reader_check()
-        with translated():
-            last = int(self._lmdb.info()["last_txnid"])
+        last = self._last_transaction()
         deadline = time.monotonic() + seconds
         while (oldest := self.oldest_reader()) is not None and oldest < last:
             if time.monotonic() >= deadline:
@@ -476,7 +452,7 @@ class Environment:
         """In a forked child: give up our descriptors (never unlock: the lock is the parent's) and refuse every use."""
         self._forked = True
         self._mutex = threading.Lock()
-        self._settling = threading.Lock()
+        self._settling.after_fork()
         self._uses_guard = threading.RLock()
         if not self._closed:
             self._write_lock.close()
