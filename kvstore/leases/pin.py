@@ -7,13 +7,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore.env import Reader
 from kvstore.errors import LeaseClosedError
+from kvstore.leases.held import held_bytes
 from kvstore.scope import StoreScope
 
 __all__ = ["LEASE_AGE_LIMIT", "Pin"]
@@ -88,31 +88,10 @@ class Pin:
     def _map(self) -> npt.NDArray[np.uint8]:
         """The array that views are slices of, anew: the last one died with its last view, and gave its hold back."""
         file_map = self._store.environment.file_map
-        whole = np.asarray(_Holder(self, file_map.address, file_map.length))
+        whole = held_bytes(self, file_map.address, file_map.length, read_only=True)
         self._whole = weakref.ref(whole)  # two threads may each make one: both hold the pin, the later one is used
         return whole
 
 
 def _nothing() -> None:
     """What a weak reference to nothing answers."""
-
-
-class _Holder:
-    """The file map as numpy's array interface; an array made from it keeps it alive, and it keeps the pin."""
-
-    __slots__ = ("__array_interface__", "_pin")
-
-    def __init__(self, pin: Pin, address: int, length: int) -> None:
-        pin.hold()
-        self._pin = pin
-        self.__array_interface__: dict[str, Any] = {
-            "shape": (length,),
-            "typestr": "|u1",
-            "data": (address, True),
-            "version": 3,
-        }
-
-    def __del__(self) -> None:
-        pin = getattr(self, "_pin", None)  # not there when the pin refused to be held
-        if pin is not None:
-            pin.drop()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore.errors import LeaseClosedError
 from kvstore.kernel import Window
+from kvstore.leases.held import held_bytes
 from kvstore.leases.pin import Pin
 
 __all__ = ["Region"]
@@ -72,25 +72,4 @@ class Region:
 
     def bytes(self, start: int, length: int) -> npt.NDArray[np.uint8]:
         """Some of the window's bytes as an array, which holds the region as long as it, or anything made from it, lives."""
-        return np.asarray(_Range(self, self.window.address + start, length))
-
-
-class _Range:
-    """A run of bytes of a region, as numpy's array interface; an array made from it keeps it alive, and so the region."""
-
-    __slots__ = ("__array_interface__", "_region")
-
-    def __init__(self, region: Region, address: int, length: int) -> None:
-        region.hold()
-        self._region = region
-        self.__array_interface__: dict[str, Any] = {
-            "shape": (length,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
-
-    def __del__(self) -> None:
-        region = getattr(self, "_region", None)  # not there when the region refused to be held
-        if region is not None:
-            region.drop()
+        return held_bytes(self, self.window.address + start, length, read_only=False)
