@@ -299,6 +299,7 @@ with Store.open(path, max_bytes=CAP) as store:
     print(16 * last)
     with namespace.lease(list(range(967))) as lease:
         print(lease.length, store.stats().counters.damaged_blocks)
+    sys.stdout.flush()
     os._exit(0)
 """
 
