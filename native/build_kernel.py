@@ -18,10 +18,12 @@ SOURCES = [
     "guard.c",
     "residency.c",
     "restore.c",
+    "plan.c",
+    "progress.c",
     "cuda.c",
     "headers.c",
 ]
-HEADERS = ["kvs_kernel.h", "crc32c.h", "pool.h", "copy.h", "guard.h", "residency.h"]
+HEADERS = ["kvs_kernel.h", "crc32c.h", "pool.h", "copy.h", "guard.h", "residency.h", "restore.h"]
 
 
 def declarations() -> str:

@@ -7,34 +7,21 @@
  * copied from where they were read to. Then the pool works the plan off.
  */
 #define _GNU_SOURCE
-#include "copy.h"
+#include "restore.h"
 #include "guard.h"
 #include "pool.h"
-#include "residency.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
-#include <time.h>
-#include <unistd.h>
 
 enum {
-    PIECE = 1 << 20,     /* bytes of one read */
-    WAITED_PIECE = PIECE / 2, /* where somebody waits for the first streams */
     BUFFER = 2 << 20,    /* for a read: a huge page, and more than a piece */
-    LOOK = 1 << 20,      /* bytes of which one page is looked for in the page cache */
-    CLOSE_LOOK = 256 << 10, /* where some are there and some not */
-    MANY = 64,           /* blocks; fewer are looked at before a thread wakes up */
     FIRST_SHARE = 32,    /* of all bytes, the part that is planned and copied ahead where somebody waits */
     LEAST_READERS = 4,   /* reads under way at once: twice the threads, within these limits */
     MOST_READERS = 16,
-    PART = 256 << 10,    /* a part of a segment in the page cache isn't smaller than this */
-    MAX_PARTS = 64,      /* of one segment in the page cache */
     ALONE = 128 << 10,   /* a call of fewer cached bytes is done before a thread wakes up */
     VECTORS = 64,        /* segments that one read puts where they belong */
     DIRECT_ALIGN = 4096, /* of offsets, lengths and addresses of direct reads: no device asks for more */
@@ -43,225 +30,9 @@ enum {
 /* As in copy.c: calls of more bytes store past the caches. */
 #define STREAM ((uint64_t)1 << 20)
 
-enum way { FROM_MAP, THROUGH_CACHE, PAST_CACHE };
-
-/* Streams [stream, stream + streams) of a block; or a part of one, where parts > 1. */
-typedef struct piece {
-    uint32_t block, stream, streams;
-    uint32_t part, parts;
-    uint32_t state; /* of the CRC, begun at 0, where parts > 1 */
-    uint8_t way;
-} piece;
-
-typedef struct plan {
-    piece *pieces;
-    size_t count, room;
-} plan;
-
-typedef struct call {
-    const kvs_source *source;
-    const kvs_rows *rows;
-    size_t streams, blocks;
-    const uint64_t *payloads; /* offsets in the file */
-    const int64_t *first, *tokens, *used;
-    const uint64_t *offsets;
-    const uint32_t *offset_row;
-    const uint32_t *expected;
-    uint32_t *sums;
-    int32_t *errors;
-    uint8_t *read;
-    int32_t *progress;
-    const int32_t *stop;
-    bool stopped;   /* something was left */
-    bool no_memory; /* to read into */
-    int32_t *remaining; /* pieces of each stream that aren't done */
-    uint32_t begin, end; /* the streams that are planned and copied now */
-    uint8_t *residency;  /* of each block, in these streams */
-    plan cached, cold;
-    bool stream, parted;
-    const kvs_crc_path *path;
-    pthread_mutex_t buffers_lock;
-    unsigned char *buffers[KVS_MAX_THREADS]; /* those that no piece uses */
-    int buffer_count;
-} call;
-
-/* Who waits for a stream of any call. The condition is made at its first use, since it has to count by a clock that nobody sets. */
-static pthread_mutex_t progress_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t progress_made;
-static pthread_once_t progress_once = PTHREAD_ONCE_INIT;
-
-static void make_progress_condition(void) {
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&progress_made, &attributes);
-    pthread_condattr_destroy(&attributes);
-}
-
-static void before_fork(void) { pthread_mutex_lock(&progress_lock); }
-static void after_fork_in_parent(void) { pthread_mutex_unlock(&progress_lock); }
-
-/* A condition still counts the threads that waited for it, which the child doesn't have: it would wait for them. */
-static void after_fork_in_child(void) {
-    pthread_mutex_init(&progress_lock, NULL);
-    make_progress_condition();
-}
-
-static void prepare_progress(void) {
-    make_progress_condition();
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-}
-
-void kvs_progress_set(int32_t *progress, int32_t value) {
-    pthread_once(&progress_once, prepare_progress);
-    pthread_mutex_lock(&progress_lock);
-    __atomic_store_n(progress, value, __ATOMIC_RELEASE);
-    pthread_cond_broadcast(&progress_made);
-    pthread_mutex_unlock(&progress_lock);
-}
-
-int kvs_progress_wait(const int32_t *progress, int milliseconds) {
-    struct timespec until;
-    int value, error = 0;
-    pthread_once(&progress_once, prepare_progress);
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += milliseconds / 1000;
-    until.tv_nsec += milliseconds % 1000 * 1000000L;
-    if (until.tv_nsec >= 1000000000L) until.tv_sec++, until.tv_nsec -= 1000000000L;
-    pthread_mutex_lock(&progress_lock);
-    while (!(value = __atomic_load_n(progress, __ATOMIC_ACQUIRE)) && !error)
-        error = pthread_cond_timedwait(&progress_made, &progress_lock, &until);
-    pthread_mutex_unlock(&progress_lock);
-    return value;
-}
-
-static int64_t rows_of(const call *k, size_t s, size_t b) { return k->tokens[b] / k->rows[s].tokens_per_row; }
-
-static uint64_t segment_bytes(const call *k, size_t s, size_t b) {
-    return (uint64_t)(rows_of(k, s, b) * k->rows[s].row_bytes);
-}
-
-static uint64_t segment_offset(const call *k, size_t s, size_t b) {
-    return k->payloads[b] + k->offsets[k->offset_row[b] * k->streams + s];
-}
-
-static bool add(plan *p, piece one) {
-    if (p->count == p->room) {
-        size_t room = p->room ? 2 * p->room : 256;
-        piece *more = realloc(p->pieces, room * sizeof *more);
-        if (!more) return false;
-        p->pieces = more, p->room = room;
-    }
-    p->pieces[p->count++] = one;
-    return true;
-}
-
-/* How many parts a segment of `bytes` is cut into where a part should have `most` bytes. */
-static uint32_t parts_of(const kvs_rows *r, uint64_t bytes, uint64_t most, uint64_t limit) {
-    const uint64_t lines = bytes / (uint64_t)kvs_line_bytes(r);
-    uint64_t parts = (bytes + most - 1) / most;
-    if (parts > limit) parts = limit;
-    if (parts > lines) parts = lines;
-    return parts ? (uint32_t)parts : 1;
-}
-
-static bool add_cached(call *k, uint32_t b, uint32_t s) {
-    return add(&k->cached, (piece){.block = b, .stream = s, .streams = 1, .parts = 1, .way = FROM_MAP});
-}
-
-/* Streams [s, end) of a block whose bytes aren't in the page cache. */
-static bool add_cold(call *k, uint32_t b, uint32_t s, uint32_t end, bool direct) {
-    const uint8_t way = direct && k->source->direct_fd >= 0 ? PAST_CACHE : THROUGH_CACHE;
-    piece p = {.block = b, .stream = s, .streams = end - s, .parts = 1, .way = way};
-    if (way > k->read[b]) k->read[b] = way;
-    if (end - s > 1) return add(&k->cold, p);
-    p.parts = parts_of(&k->rows[s], segment_bytes(k, s, b), PIECE, UINT32_MAX);
-    for (p.part = 0; p.part < p.parts; p.part++)
-        if (!add(&k->cold, p)) return false;
-    return true;
-}
-
-/* From the first wanted segment of a block to the end of the last: a look at a few of its pages. */
-static void look_at_block(void *context, size_t b) {
-    call *k = context;
-    uint64_t from = 0, to = 0;
-    for (uint32_t s = k->begin; s < k->end; s++)
-        if (k->rows[s].base) {
-            const uint64_t start = segment_offset(k, s, b);
-            if (!to) from = start;
-            to = start + segment_bytes(k, s, b);
-        }
-    k->residency[b] = to > from ? (uint8_t)kvs_look(k->source, from, to - from, LOOK) : KVS_ALL_CACHED;
-}
-
-/* Segments of a block in pieces; streams that are skipped part them. */
-static bool plan_block(call *k, uint32_t b, bool direct) {
-    const uint64_t most = k->progress ? WAITED_PIECE : PIECE;
-    const kvs_residency block = k->residency[b];
-    for (uint32_t s = k->begin, end; s < k->end; s = end) {
-        end = s + 1;
-        if (!k->rows[s].base) continue;
-        const uint64_t from = segment_offset(k, s, b);
-        uint64_t to = from + segment_bytes(k, s, b);
-        for (; end < k->end && k->rows[end].base; end++) {
-            const uint64_t further = segment_offset(k, end, b) + segment_bytes(k, end, b);
-            if (further - from > most) break;
-            to = further;
-        }
-        bool cached = to == from || block == KVS_ALL_CACHED;
-        if (block == KVS_SOME_CACHED && !cached)
-            cached = kvs_look(k->source, from, to - from, CLOSE_LOOK) == KVS_ALL_CACHED;
-        if (cached) {
-            for (uint32_t one = s; one < end; one++)
-                if (!add_cached(k, b, one)) return false;
-        } else if (!add_cold(k, b, s, end, direct)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* Stream by stream, keeping the order of the blocks: so the first stream is complete first. */
-static bool sort(plan *p, size_t streams) {
-    if (!p->count) return true;
-    size_t *place = calloc(streams + 1, sizeof *place);
-    piece *sorted = malloc(p->count * sizeof *sorted);
-    if (place && sorted) {
-        for (size_t i = 0; i < p->count; i++) place[p->pieces[i].stream + 1]++;
-        for (size_t s = 0; s < streams; s++) place[s + 1] += place[s];
-        for (size_t i = 0; i < p->count; i++) sorted[place[p->pieces[i].stream]++] = p->pieces[i];
-        free(p->pieces);
-        p->pieces = sorted, p->room = p->count;
-        sorted = NULL;
-    }
-    const bool done = !sorted && place;
-    free(place);
-    free(sorted);
-    return done;
-}
-
-/* Where there are too few segments to occupy the threads, cuts them into parts. */
-static bool part_cached(call *k, int threads) {
-    plan cut = {0};
-    if (threads > 1 && k->cached.count < 4 * (size_t)threads) {
-        for (size_t i = 0; i < k->cached.count; i++) {
-            piece p = k->cached.pieces[i];
-            p.parts = parts_of(&k->rows[p.stream], segment_bytes(k, p.stream, p.block), PART, MAX_PARTS);
-            for (p.part = 0; p.part < p.parts; p.part++)
-                if (!add(&cut, p)) {
-                    free(cut.pieces);
-                    return false;
-                }
-        }
-        free(k->cached.pieces);
-        k->cached = cut;
-    }
-    return true;
-}
-
 /*
  * A huge page, if there is one: a device takes only so many separate pages in one request (254 where this was measured), so
- * that a read of 1 MiB into ordinary pages became two, and took a third longer.
+ * that a read of 1 MiB into ordinary pages became two, at half the speed and less.
  */
 static unsigned char *fresh_buffer(void) {
     unsigned char *start = mmap(NULL, 2 * BUFFER, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -476,23 +247,6 @@ static void run_piece(void *context, size_t i) {
         if (!__atomic_sub_fetch(&k->remaining[s], 1, __ATOMIC_ACQ_REL)) finish_stream(k, s);
 }
 
-static bool make_plan(call *k, const uint8_t *direct, int threads) {
-    kvs_pool_run(look_at_block, k, k->blocks, k->blocks < MANY ? 1 : threads);
-    for (uint32_t b = 0; b < k->blocks; b++)
-        if (!plan_block(k, b, direct[b])) return false;
-    if (!part_cached(k, threads) || !sort(&k->cached, k->streams) || !sort(&k->cold, k->streams)) return false;
-    k->remaining = calloc(k->streams, sizeof *k->remaining);
-    if (!k->remaining) return false;
-    for (int list = 0; list < 2; list++) {
-        const plan *p = list ? &k->cold : &k->cached;
-        for (size_t i = 0; i < p->count; i++) {
-            k->parted = k->parted || p->pieces[i].parts > 1;
-            for (uint32_t s = 0; s < p->pieces[i].streams; s++) k->remaining[p->pieces[i].stream + s]++;
-        }
-    }
-    return true;
-}
-
 static void run_plan(call *k, uint64_t bytes, int threads) {
     kvs_guard_mask mask;
     if (k->cold.count) {
@@ -510,7 +264,7 @@ static void run_plan(call *k, uint64_t bytes, int threads) {
 /* Plans streams [begin, end) and copies them. False where memory for the plan was missing. */
 static bool run_streams(call *k, size_t begin, size_t end, const uint8_t *direct, uint64_t bytes, int threads) {
     k->begin = (uint32_t)begin, k->end = (uint32_t)end;
-    const bool planned = make_plan(k, direct, threads);
+    const bool planned = kvs_plan(k, direct, threads);
     if (planned) run_plan(k, bytes, threads);
     free(k->remaining);
     free(k->cached.pieces);
