@@ -32,7 +32,7 @@ enum {
 
 /*
  * A huge page, if there is one: a device takes only so many separate pages in one request (254 where this was measured), so
- * that a read of 1 MiB into ordinary pages became two, at half the speed and less.
+ * that a read of 1 MiB into ordinary pages became two, at about half the speed.
  */
 static unsigned char *fresh_buffer(void) {
     unsigned char *start = mmap(NULL, 2 * BUFFER, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
