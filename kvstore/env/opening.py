@@ -12,7 +12,8 @@ from pathlib import Path
 
 import lmdb
 
-from kvstore.env.environment import Environment, open_lmdb
+from kvstore.env.engine import open_lmdb
+from kvstore.env.environment import Environment
 from kvstore.env.pages import read_facts, write_empty
 from kvstore.env.transactions import Databases, translated
 from kvstore.env.verifying import verify_file

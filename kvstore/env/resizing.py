@@ -13,7 +13,8 @@ from pathlib import Path
 
 import lmdb
 
-from kvstore.env.environment import Environment, open_lmdb
+from kvstore.env.engine import open_lmdb
+from kvstore.env.environment import Environment
 from kvstore.env.opening import map_bytes_for
 from kvstore.env.transactions import Databases, Writer, translated
 from kvstore.env.verifying import verify_file

@@ -231,9 +231,11 @@ def test_a_miss(store: Store) -> None:
     namespace = store.namespace(plain_layout())
     with namespace.lease(TOKENS) as lease, lease.start_copy(destination(plain_layout(), 0)) as transfer:
         transfer.wait("k", 60)
+        assert all(transfer.ready(name) for name in transfer.names)
     save(namespace, TOKENS[:3])
     with namespace.lease(TOKENS) as lease, lease.start_copy({"pool": np.zeros((0, 2), np.float32)}) as transfer:
         transfer.wait("pool", 60)
+        assert transfer.ready("pool")
 
 
 def test_the_interpreter_ends(tmp_path: Path) -> None:
