@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from benches import cold, kernel, layers, lease, mapped, match, memory, restore, results, save, sharing, turn
+from benches import churn, cold, kernel, layers, lease, mapped, match, memory, restore, results, save, sharing, turn
 from benches.harness import SIZES, Bench, Context, Size
 from benches.machine import MEMORY_FILE_SYSTEMS, Machine, Usage, doubts_before, file_system
 
@@ -30,6 +30,7 @@ _MODULES = (
     mapped,
     save,
     memory,
+    churn,
     sharing,
 )
 BENCHES: dict[str, Bench] = {module.BENCH.name: module.BENCH for module in _MODULES}
