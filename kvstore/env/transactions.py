@@ -7,7 +7,7 @@ import ctypes
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import lmdb
 import numpy as np
@@ -51,6 +51,8 @@ _DAMAGE = (
     lmdb.CursorFullError,
     lmdb.ProblemError,
     lmdb.BadValsizeError,
+    lmdb.BadDbiError,
+    lmdb.IncompatibleError,
 )
 
 
@@ -76,19 +78,31 @@ def translated() -> Iterator[None]:
         raise translate(error) from error
 
 
+class Doubt(Protocol):
+    """Whether what isn't found may be there all the same, since something of the file could not be read."""
+
+    @property
+    def met(self) -> bool:
+        """Whether it is so."""
+
+    def error(self) -> StoreDamagedError:
+        """The error that says why."""
+
+
 class Reader:
     """A read transaction: one consistent state of the store. May be used and ended on any one thread at a time.
 
     It pins every page that is freed after it began, so keep it short.
     """
 
-    __slots__ = ("_pid", "_txn", "db", "transaction")
+    __slots__ = ("_doubt", "_pid", "_txn", "db", "transaction")
 
-    def __init__(self, environment: lmdb.Environment, db: Databases) -> None:
+    def __init__(self, environment: lmdb.Environment, db: Databases, doubt: Doubt | None = None) -> None:
         with translated():
             self._txn: lmdb.Transaction = environment.begin(buffers=False)
         self.db = db
         self.transaction: int = self._txn.id()
+        self._doubt = doubt
         self._pid = os.getpid()
 
     def get(self, key: bytes, db: Any) -> bytes | None:
@@ -112,8 +126,16 @@ class Reader:
             return int(self._txn.stat(database)["entries"])
 
     def items(self, database: Any, start: bytes = b"", *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Iterate over the records from key `start` on, in key order. `keys_only` leaves large values untouched."""
-        return _items(self._txn, database, start, keys_only)
+        """Iterate over the records from key `start` on, in key order. `keys_only` leaves large values untouched.
+
+        Raises
+        ------
+        StoreDamagedError
+            At the end, where records may be missing because pages of the file could not be read.
+        """
+        yield from _items(self._txn, database, start, keys_only)
+        if self._doubt is not None and self._doubt.met:
+            raise self._doubt.error()
 
     def last_key(self, database: Any) -> bytes:
         """The last key of a database, empty if it has none."""
