@@ -18,6 +18,7 @@ from kvstore.env.faults import MapFaults
 from kvstore.env.reserve import Reservation
 from kvstore.env.settling import Settling
 from kvstore.env.transactions import Databases, Reader, Writer, translated
+from kvstore.env.values import ValuePages
 from kvstore.errors import (
     CapError,
     ForkedStoreError,
@@ -99,6 +100,7 @@ class Environment:
         self.source = FileSource(self.file_map, self._data_fd, self._direct_fd)
         self._settling = Settling(path, self._data_fd, self._last_transaction)
         self._faults = MapFaults(path, environment, db, self.page_bytes, self._data_fd)
+        self._values = ValuePages(os.path.join(path, DATA_FILE), self._data_fd, self.page_bytes)
         self._last_reader_check = time.monotonic()
 
     @property
@@ -216,7 +218,7 @@ class Environment:
         self._faults.check()
         watch_here()
         with translated():
-            writer = Writer(self._lmdb, self.db, self.page_bytes)
+            writer = Writer(self._lmdb, self.db, self.page_bytes, self._values)
         try:
             yield writer
             if writer.damage:  # so that it is set right, whoever comes to it and however late

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import lmdb
 import numpy as np
 
+from kvstore.env.values import P_OVERFLOW, ValuePages
 from kvstore.errors import IndexDamaged, KVStoreError, StoreBusyError, StoreDamagedError, StoreFullError
 from kvstore.records.constants import DATABASES, PAGE_HEADER
 
@@ -154,14 +155,17 @@ class Reader:
 class Writer:
     """The write transaction. Made by `Environment.write`, used on the thread that made it."""
 
-    __slots__ = ("damage", "db", "freed", "page_bytes", "transaction", "txn")
+    __slots__ = ("_values", "damage", "db", "freed", "page_bytes", "placed", "stuck", "transaction", "txn")
 
-    def __init__(self, environment: lmdb.Environment, db: Databases, page_bytes: int) -> None:
+    def __init__(self, environment: lmdb.Environment, db: Databases, page_bytes: int, values: ValuePages | None = None) -> None:
         self.txn: lmdb.Transaction = environment.begin(write=True, buffers=True)
         self.db = db
         self.page_bytes = page_bytes
         self.damage = False  # set where the index was found damaged, so that it is set right afterwards
         self.freed: list[tuple[int, int]] = []  # (offset, length) of runs that hold nothing once this is committed
+        self.placed: set[bytes] = set()  # blocks that it has put: they aren't in the file yet
+        self.stuck: list[bytes] = []  # blocks that it had to leave where they are, since they can't be freed
+        self._values = values
         self.transaction: int = self.txn.id()
 
     def get(self, key: bytes, db: Any) -> bytes | None:
@@ -188,6 +192,10 @@ class Writer:
         with translated():
             return bool(self.txn.delete(key, db=database))
 
+    def can_free(self, key: bytes, payload: int, pages: int) -> bool:
+        """Whether a block's value can be freed, or replaced: see `ValuePages.sound`. Its bytes are lost to everybody by that."""
+        return self._values is None or key in self.placed or self._values.sound(payload, pages)
+
     def locate(self, key: bytes) -> int:
         """File offset at which the value of a block just put starts.
 
@@ -203,7 +211,7 @@ class Writer:
         if value is None:
             raise IndexDamaged(f"block {key.hex()} is not in the store; verify the store")
         page, flags = _overflow_page(value)
-        if not flags & _P_OVERFLOW or page < 2:
+        if not flags & P_OVERFLOW or page < 2:
             raise StoreDamagedError(f"LMDB put a block at page {page} with flags {flags:#x}, expected an overflow page")
         return page * self.page_bytes + PAGE_HEADER
 
@@ -228,9 +236,6 @@ class Writer:
     def live_pages(self) -> int:
         """Pages in use over all databases, this transaction's changes included."""
         return _live_pages(self.txn, self.db)
-
-
-_P_OVERFLOW = 0x04
 
 
 def _overflow_page(value: Any) -> tuple[int, int]:
