@@ -363,9 +363,11 @@ class Environment:
         self._faults.moved()
 
     def copy_compact(self, directory: str) -> None:
-        """Write a copy without free pages into an empty directory."""
+        """Write a copy without free pages into an empty directory. Raises StoreDamagedError where something can't be read."""
+        self._faults.read_all()
         with translated():
             self._lmdb.copy(directory, compact=True)
+        self._faults.check()
 
     def release_file(self) -> None:
         """Close LMDB's environment ahead of `close`, so that the file can be replaced. Needs exclusive use."""

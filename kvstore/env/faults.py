@@ -25,6 +25,8 @@ __all__ = ["MapFaults"]
 
 _log = logging.getLogger("kvstore")
 
+_READ_AT_ONCE = 4 << 20
+
 
 class MapFaults:
     """What LMDB's map of a store's file has lost while it was open. Thread-safe, but for `close` and `moved`.
@@ -71,16 +73,36 @@ class MapFaults:
     @property
     def met(self) -> bool:
         """Whether pages were lost, or the file has been cut off: what isn't found may have been there, from then on."""
-        return self.lost > 0 or self._shortened
-
-    def check(self) -> None:
-        """Refuse to write, with StoreDamagedError, where something was lost; looks at the file's length, which only ever grows."""
-        size = os.fstat(self._fd).st_size
+        size = os.fstat(self._fd).st_size  # which only ever grows
         if size < self._size:
             self._shortened = True
         self._size = size
+        return self.lost > 0 or self._shortened
+
+    def check(self) -> None:
+        """Refuse to write, with StoreDamagedError, where something was lost."""
         if self.met:
             raise self.error()
+
+    def read_all(self) -> None:
+        """Read the whole file, ahead of something that reads all of it through the map.
+
+        Raises
+        ------
+        StoreDamagedError
+            With the offset, where it can't be read.
+        """
+        self.check()
+        buffer = bytearray(_READ_AT_ONCE)
+        at, end = 0, os.fstat(self._fd).st_size
+        try:
+            while at < end and (got := os.preadv(self._fd, [buffer], at)):
+                at += got
+        except OSError as error:
+            raise StoreDamagedError(
+                f"the data file in {self._path} cannot be read at {at} or up to {len(buffer)} bytes behind it: {error.strerror}; "
+                "`python -m kvstore repair` keeps what can be read"
+            ) from error
 
     def error(self) -> StoreDamagedError:
         """The error for what was met: what happened, and what to do."""

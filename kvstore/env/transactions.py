@@ -106,12 +106,25 @@ class Reader:
         self._doubt = doubt
         self._pid = os.getpid()
 
+    def _failed(self, error: lmdb.Error) -> KVStoreError:
+        return self._doubt.error() if self._doubt is not None and self._doubt.met else translate(error)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Where LMDB reports damage, say what it comes from, if that is known."""
+        try:
+            yield
+        except StoreDamagedError as error:
+            if self._doubt is not None and self._doubt.met:
+                raise self._doubt.error() from error
+            raise
+
     def get(self, key: bytes, db: Any) -> bytes | None:
         """Read a record as bytes; None when there is none."""
         try:
             return self._txn.get(key, None, db)  # type: ignore[return-value]  # bytes: begun without buffers
         except lmdb.Error as error:
-            raise translate(error) from error
+            raise self._failed(error) from error
 
     def get_each(self, keys: Iterable[bytes], db: Any) -> list[bytes | None]:
         """Read many records of a database, in the order of the keys; None for those that there are not."""
@@ -119,12 +132,14 @@ class Reader:
         try:
             return [get(key, None, db) for key in keys]  # type: ignore[misc]  # bytes: begun without buffers
         except lmdb.Error as error:
-            raise translate(error) from error
+            raise self._failed(error) from error
 
     def entries(self, database: Any) -> int:
         """How many records a database has."""
-        with translated():
+        try:
             return int(self._txn.stat(database)["entries"])
+        except lmdb.Error as error:
+            raise self._failed(error) from error
 
     def items(self, database: Any, start: bytes = b"", *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over the records from key `start` on, in key order. `keys_only` leaves large values untouched.
@@ -134,17 +149,20 @@ class Reader:
         StoreDamagedError
             At the end, where records may be missing because pages of the file could not be read.
         """
-        yield from _items(self._txn, database, start, keys_only)
+        with self._explained():
+            yield from _items(self._txn, database, start, keys_only)
         if self._doubt is not None and self._doubt.met:
             raise self._doubt.error()
 
     def last_key(self, database: Any) -> bytes:
         """The last key of a database, empty if it has none."""
-        return _last_key(self._txn, database)
+        with self._explained():
+            return _last_key(self._txn, database)
 
     def live_pages(self) -> int:
         """Pages in use over all databases, from LMDB's own counters: there is no counter of ours to drift."""
-        return _live_pages(self._txn, self.db)
+        with self._explained():
+            return _live_pages(self._txn, self.db)
 
     def close(self) -> None:
         """End the transaction. Idempotent. In a forked child it does nothing: the slot belongs to the parent."""

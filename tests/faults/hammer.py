@@ -1,4 +1,7 @@
-"""Everything a store does, on several threads at once, while its file is cut off under it: run in a child process."""
+"""Everything a store does, on several threads at once, while its file is cut off under it.
+
+Run in a child process: a fault that is not handled ends it.
+"""
 
 from __future__ import annotations
 
@@ -87,54 +90,52 @@ def works(store: Store, directory: Path) -> dict[str, Work]:
     }
 
 
-def hammer(filled: Path, seed: int, damage: Callable[[Path, random.Random], None]) -> Counter[str]:
-    """Work on a copy of a store and damage it meanwhile; count what came of it. What is raised has to be named."""
-    outcomes: Counter[str] = Counter()
-    rng = random.Random(seed)
-    with tempfile.TemporaryDirectory(dir=filled.parent) as name:
-        directory = Path(name) / "store"
-        shutil.copytree(filled, directory)
-        store = Store.open(directory)
-        done = threading.Event()
-
-        def run(name: str, work: Work, mine: random.Random) -> None:
-            last = False
-            while not last:
-                last = done.is_set()  # once more when all is over
-                try:
-                    work(mine)
-                    outcomes[f"{name} done"] += 1
-                except KVStoreError as error:
-                    outcomes[f"{name} {type(error).__name__}" if name != "tier" else f"tier unnamed {error!r}"] += 1
-                except BaseException as error:
-                    outcomes[f"{name} unnamed {error!r}"] += 1
-
-        threads = [
-            threading.Thread(target=run, args=(name, work, random.Random(rng.random())))
-            for name, work in works(store, directory).items()
-        ]
-        for thread in threads:
-            thread.start()
-        time.sleep(rng.random() * 0.1)  # at any instant of what they do
-        damage(data_file(directory), rng)
-        time.sleep(rng.random() * 0.05)
-        done.set()
-        for thread in threads:
-            thread.join()
-        store.close()
-    return outcomes
+def attempt(name: str, work: Work, rng: random.Random, outcomes: Counter[str]) -> None:
+    """Do one thing and count what came of it."""
+    try:
+        work(rng)
+        outcomes[f"{name} done"] += 1
+    except KVStoreError as error:  # which promote and cascade don't raise
+        outcomes[f"{name} {type(error).__name__}" if name != "tier" else f"tier unnamed {error!r}"] += 1
+    except BaseException as error:
+        outcomes[f"{name} unnamed {error!r}"] += 1
 
 
-def cut(file: Path, rng: random.Random) -> None:
-    """Cut a file off: anywhere, in the region of the trees, inside the first pages, or whole."""
+def cut_off(store: Store, directory: Path, rng: random.Random, outcomes: Counter[str]) -> None:
+    """Work on a store on many threads, and cut its file off at any instant of what they do."""
+    done = threading.Event()
+
+    def run(name: str, work: Work, mine: random.Random) -> None:
+        last = False
+        while not last:
+            last = done.is_set()  # once more when all is over
+            attempt(name, work, mine, outcomes)
+
+    threads = [
+        threading.Thread(target=run, args=(name, work, random.Random(rng.random())))
+        for name, work in works(store, directory).items()
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(rng.random() * 0.1)
+    file = data_file(directory)
     size = file.stat().st_size
+    # anywhere, in the region of the trees, inside the first pages, or whole
     os.truncate(file, rng.choice([rng.randrange(size), rng.randrange(size >> 3), rng.randrange(65536), 0]))
+    time.sleep(rng.random() * 0.05)
+    done.set()
+    for thread in threads:
+        thread.join()
 
 
 if __name__ == "__main__":
     filled, seed, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     total: Counter[str] = Counter()
-    for number in range(rounds):
-        total += hammer(filled, seed + number, cut)
+    for number in range(seed, seed + rounds):
+        with tempfile.TemporaryDirectory(dir=filled.parent) as name:
+            directory = Path(name) / "store"
+            shutil.copytree(filled, directory)
+            with Store.open(directory) as store:
+                cut_off(store, directory, random.Random(number), total)
     for outcome, count in sorted(total.items()):
         print(count, outcome)
