@@ -30,7 +30,11 @@ enum {
     BRANCH = 1,
     LEAF = 2,
     META_PAGES = 2,
-    NODE = 8 /* bytes in front of a key: four numbers of 16 bits */
+    NODE = 8, /* bytes in front of a key: four numbers of 16 bits */
+
+    /* Each stand-in is a map of the process, of which there are some 65,000. Where very much is lost, more is given up at once. */
+    MANY = 1024,
+    MANY_BYTES = 1 << 20
 };
 
 /* Written under `lock`, read by the handler: between two equal even values of `version` the rest belongs together. */
@@ -85,16 +89,15 @@ UNSEEN static void fill(char *p, size_t offset, size_t page, int reader) {
         for (size_t i = 0; i < system_page / 2; i++) halves(p)[i] = PAGE_HEADER;
 }
 
-/* Puts a page at `at` in one step: other threads see the old one or the new one, whole. */
-static bool place(uintptr_t map, size_t offset, size_t page, int reader) {
-    const uintptr_t at = map + offset;
-    const long got = syscall(SYS_mmap, NULL, system_page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
+/* Puts pages at an offset of a map in one step: other threads see the old ones or the new ones, whole. */
+static bool place(uintptr_t map, size_t offset, size_t length, size_t page, int reader) {
+    const long got = syscall(SYS_mmap, NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
     if (got == -1) return false;
-    fill((char *)got, offset, page, reader);
-    if (!syscall(SYS_mprotect, got, system_page, PROT_READ) &&
-        syscall(SYS_mremap, got, system_page, system_page, MREMAP_MAYMOVE | MREMAP_FIXED, at) != -1)
+    for (size_t at = 0; at < length; at += system_page) fill((char *)got + at, offset + at, page, reader);
+    if (!syscall(SYS_mprotect, got, length, PROT_READ) &&
+        syscall(SYS_mremap, got, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, map + offset) != -1)
         return true;
-    syscall(SYS_munmap, got, system_page);
+    syscall(SYS_munmap, got, length);
     return false;
 }
 
@@ -113,9 +116,11 @@ bool kvs_stand_in(uintptr_t address) {
         if (!low || address < low || address >= high) continue;
         const int saved = errno;
         /* Counted, and LMDB's descriptor made one that only reads, before anybody can see the page: no commit has it in it. */
-        atomic_fetch_add(&w->lost, 1);
+        const uint64_t lost = atomic_fetch_add(&w->lost, 1);
         if (writer >= 0) syscall(SYS_dup3, reader, writer, O_CLOEXEC);
-        const bool placed = place(low, (address - low) / system_page * system_page, page, reader);
+        const size_t unit = lost < MANY ? system_page : MANY_BYTES, offset = (address - low) / unit * unit;
+        const size_t left = high - low - offset;
+        const bool placed = place(low, offset, left < unit ? left : unit, page, reader);
         errno = saved;
         return placed;
     }

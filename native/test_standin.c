@@ -92,6 +92,23 @@ static void test_contents(void) {
     end(&f);
 }
 
+/* Where very many pages are lost, those around them are given up as well, up to the map's end. */
+static void test_many(void) {
+    const size_t length = ((size_t)40 << 20) + 3 * PAGE;
+    opened f = {.path = "/tmp/kvs_test_XXXXXX"};
+    CHECK((f.fd = mkstemp(f.path)) >= 0 && !kvs_map_open(f.fd, length, &f.map));
+    const int watch = kvs_watch(f.map, length, PAGE, f.fd, -1);
+    CHECK(watch >= 0);
+    for (size_t i = 2; i < 2 + 1024; i++) check_header(&f, i);
+    CHECK(kvs_watch_lost(watch) == 1024);
+    for (size_t i = 1056; i < length / PAGE; i++) check_header(&f, i);
+    CHECK(kvs_watch_lost(watch) == 1024 + 40 - 33 + 1);
+    kvs_watch_end(watch);
+    CHECK(!kvs_map_close(f.map, length));
+    close(f.fd);
+    unlink(f.path);
+}
+
 static void *touch_all(void *context) {
     const opened *f = context;
     for (size_t i = 0; i < BYTES; i += 512) (void)*at(f, i);
@@ -205,6 +222,7 @@ static void test_others(void) {
 
 void test_standin(void) {
     test_contents();
+    test_many();
     test_threads();
     test_others();
 }
