@@ -73,8 +73,9 @@ class MapFaults:
     @property
     def met(self) -> bool:
         """Whether pages were lost, or the file has been cut off: what isn't found may have been there, from then on."""
-        size = os.fstat(self._fd).st_size  # which only ever grows
-        if size < self._size:
+        known = self._size  # before the other: the file grows meanwhile, and only ever grows
+        size = os.fstat(self._fd).st_size
+        if size < known:
             self._shortened = True
         self._size = size
         return self.lost > 0 or self._shortened
