@@ -3,10 +3,14 @@
 A block is immutable. `blocks` holds its bytes, `refs` where they lie and how many index records refer to them; the block goes
 when the last reference goes. `bad` names blocks that failed their checks; nobody matches through them until a save produces
 the same id again and so heals every session that refers to it.
+
+A block whose first page can't be read can't be freed by LMDB either. Its bytes stay where they are, with a count of 0 and marked
+as bad, until the store is repaired.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,6 +41,9 @@ __all__ = [
     "set_count",
     "take_reference",
 ]
+
+
+_log = logging.getLogger("kvstore")
 
 
 @dataclass(slots=True)
@@ -123,6 +130,8 @@ def put(txn: Writer, block: PreparedBlock) -> int:
     ------
     MapFull
         When there is no run of pages for it; the transaction must be aborted.
+    BlockDamaged
+        When what is stored under the id is bad and can't be replaced. Nothing is changed.
     """
     try:
         ref = find(txn, block.block_id)
@@ -133,6 +142,13 @@ def put(txn: Writer, block: PreparedBlock) -> int:
     if ref is not None and not healing:
         txn.put(txn.db.refs, block.block_id, ref.counted(1).encode(block.block_id))
         return 0
+    if ref is not None and not txn.can_free(block.block_id, ref.offset, ref.pages):
+        raise BlockDamaged(
+            f"block {block.block_id.hex()}: its first page can't be read, so its bytes can't be replaced by those that are saved "
+            "again; `python -m kvstore repair` does it",
+            block_id=block.block_id,
+            offset=ref.offset,
+        )
     count = (ref.count if ref is not None else 0) + 1
     _write_value(txn, block, count)
     txn.delete(txn.db.bad, block.block_id)
@@ -144,6 +160,7 @@ def _write_value(txn: Writer, block: PreparedBlock, count: int) -> None:
     header = block.header
     txn.delete(txn.db.blocks, block.block_id)  # a value put over an old one would be copied into the old one's pages
     txn.put(txn.db.blocks, block.block_id, block.value.data)
+    txn.placed.add(block.block_id)
     offset = txn.locate(block.block_id) + header.padded_bytes
     pages = -(-(PAGE_HEADER + block.value.nbytes) // txn.page_bytes)
     ref = Ref(count, header.kind, pages, offset, header.payload_bytes, header.tokens)
@@ -167,7 +184,7 @@ def take_reference(txn: Writer, block_id: bytes) -> None:
 
 
 def drop_reference(txn: Writer, block_id: bytes) -> int:
-    """Give one reference back; the last one removes the block. Returns the pages that were freed.
+    """Give one reference back; the last one removes the block. Returns the pages that were freed: none, where they can't be.
 
     A block whose reference record is missing or damaged can be read by nobody: what is left of it goes as well.
     """
@@ -179,8 +196,8 @@ def drop_reference(txn: Writer, block_id: bytes) -> int:
     if ref is not None and ref.count > 1:
         txn.put(txn.db.refs, block_id, ref.counted(-1).encode(block_id))
         return 0
-    _remove(txn, block_id, ref)
-    return ref.pages if ref is not None else 0
+    removed = _remove(txn, block_id, ref)
+    return ref.pages if ref is not None and removed else 0
 
 
 def set_count(txn: Writer, block_id: bytes, count: int) -> None:
@@ -195,11 +212,23 @@ def set_count(txn: Writer, block_id: bytes, count: int) -> None:
         txn.put(txn.db.refs, block_id, ref.counted(count - ref.count).encode(block_id))
 
 
-def _remove(txn: Writer, block_id: bytes, ref: Ref | None) -> None:
+def _remove(txn: Writer, block_id: bytes, ref: Ref | None) -> bool:
+    """Remove a block; False where its bytes have to stay: then nothing refers to it any more, and nobody tries again."""
+    if ref is not None and not txn.can_free(block_id, ref.offset, ref.pages):
+        _log.error(
+            "block %s can't be freed, since its first page can't be read: %d pages are taken until `python -m kvstore repair`",
+            block_id.hex(),
+            ref.pages,
+        )
+        txn.put(txn.db.refs, block_id, ref.counted(-ref.count).encode(block_id))
+        mark_bad(txn, block_id)
+        txn.stuck.append(block_id)
+        return False
     for database in (txn.db.refs, txn.db.bad, txn.db.blocks):
         txn.delete(database, block_id)
     if ref is not None:
         txn.freed.append((ref.offset, ref.payload_bytes))
+    return True
 
 
 def read_header(environment: Environment, block_id: bytes, ref: Ref, sums: int, namespace: bytes | None = None) -> BlockHeader:

@@ -185,6 +185,9 @@ def _blocks(
         if key not in stored:
             found.add(where, "it has a reference record and no bytes", key)
             continue
+        if not ref.count and not found.references[key]:
+            found.add(where, f"it is of no use any more and can't be freed: {ref.pages} pages are taken until a repair")
+            continue
         _block(environment, found, where, key, ref, deep=deep)
     for key in stored - counted:
         found.add(f"block {key.hex()}", "it has bytes and no reference record", key)

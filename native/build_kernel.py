@@ -16,6 +16,7 @@ SOURCES = [
     "pool.c",
     "map.c",
     "guard.c",
+    "standin.c",
     "residency.c",
     "restore.c",
     "plan.c",
@@ -23,7 +24,7 @@ SOURCES = [
     "cuda.c",
     "headers.c",
 ]
-HEADERS = ["kvs_kernel.h", "crc32c.h", "pool.h", "copy.h", "guard.h", "residency.h", "restore.h"]
+HEADERS = ["kvs_kernel.h", "crc32c.h", "pool.h", "copy.h", "guard.h", "standin.h", "residency.h", "restore.h"]
 
 
 def declarations() -> str:

@@ -1,10 +1,13 @@
 /*
  * A page of a mapped file that can't be read, because the disk fails or the
  * file was truncated meanwhile, is a SIGBUS for whoever touches it. Populating
- * the range beforehand leaves a window; so the copies run guarded.
+ * the range beforehand leaves a window; so the copies run guarded. What LMDB
+ * reads through its own map can't be left by a jump: see standin.c.
  */
 #define _GNU_SOURCE
 #include "guard.h"
+#include "kvs_kernel.h"
+#include "standin.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -42,6 +45,7 @@ static void on_bus_error(int signal, siginfo_t *info, void *machine) {
     const uintptr_t at = (uintptr_t)info->si_addr;
     const bool sent = info->si_code <= 0; /* by somebody, not by a fault */
     if (g && !sent && at >= g->low && at < g->high) siglongjmp(g->back, 1);
+    if (!sent && kvs_stand_in(at)) return;
     /*
      * Somebody who was installed after us and passes on to us may be who we pass on to. He may as well leave by a jump: so
      * only many times the same fault is taken for a circle.
@@ -73,13 +77,12 @@ static void after_fork_in_child(void) {
     pthread_mutex_init(&lock, NULL);
     if (users && !sigaction(SIGBUS, NULL, &now) && is_ours(&now)) sigaction(SIGBUS, &before, NULL);
     users = 0;
+    kvs_stand_in_after_fork();
 }
 
 static void install_handlers(void) { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); }
 
-void kvs_guard_begin(kvs_guard_mask *mask) {
-    sigset_t bus, was;
-    times = 0;
+void kvs_guard_hold(void) {
     pthread_once(&fork_once, install_handlers);
     pthread_mutex_lock(&lock);
     if (!users++) {
@@ -93,10 +96,31 @@ void kvs_guard_begin(kvs_guard_mask *mask) {
         }
     }
     pthread_mutex_unlock(&lock);
-    /* A fault whose signal is blocked ends the process, whatever handler there is. */
+}
+
+void kvs_guard_release(void) {
+    pthread_mutex_lock(&lock);
+    if (!--users) {
+        struct sigaction now;
+        if (!sigaction(SIGBUS, NULL, &now) && is_ours(&now)) sigaction(SIGBUS, &before, NULL);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* A fault whose signal is blocked ends the process, whatever handler there is. Returns whether it was. */
+static bool unblock(void) {
+    sigset_t bus, was;
     sigemptyset(&bus);
     sigaddset(&bus, SIGBUS);
-    mask->blocked = !pthread_sigmask(SIG_UNBLOCK, &bus, &was) && sigismember(&was, SIGBUS) == 1;
+    return !pthread_sigmask(SIG_UNBLOCK, &bus, &was) && sigismember(&was, SIGBUS) == 1;
+}
+
+void kvs_watch_here(void) { unblock(); }
+
+void kvs_guard_begin(kvs_guard_mask *mask) {
+    times = 0;
+    kvs_guard_hold();
+    mask->blocked = unblock();
 }
 
 void kvs_guard_end(const kvs_guard_mask *mask) {
@@ -106,12 +130,7 @@ void kvs_guard_end(const kvs_guard_mask *mask) {
         sigaddset(&bus, SIGBUS);
         pthread_sigmask(SIG_BLOCK, &bus, NULL);
     }
-    pthread_mutex_lock(&lock);
-    if (!--users) {
-        struct sigaction now;
-        if (!sigaction(SIGBUS, NULL, &now) && is_ours(&now)) sigaction(SIGBUS, &before, NULL);
-    }
-    pthread_mutex_unlock(&lock);
+    kvs_guard_release();
 }
 
 bool kvs_guard_run(void (*f)(void *), void *context, uint64_t address, size_t length) {

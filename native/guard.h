@@ -17,6 +17,10 @@ typedef struct kvs_guard_mask {
 void kvs_guard_begin(kvs_guard_mask *mask);
 void kvs_guard_end(const kvs_guard_mask *mask);
 
+/* The same without a mask: the handler is ours from hold to release. */
+void kvs_guard_hold(void);
+void kvs_guard_release(void);
+
 /*
  * Calls f(context), which may read [address, address + length) of maps.
  * Returns false if a page of that range could not be read: f was left where

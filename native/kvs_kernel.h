@@ -181,6 +181,30 @@ int kvs_map_discard(uint64_t address, size_t length);
 int kvs_map_close(uint64_t address, size_t length);
 
 /*
+ * Watches LMDB's map of a file, [address, address + length), whole pages of the system, whose trees have pages of `page` bytes:
+ * while it is watched, a page that the disk can't deliver, or that the file doesn't have any more, is replaced by one
+ * of memory, where touching it would be a signal. Every walk through such a page ends in an error of LMDB's, or at records
+ * that are empty. The process's handler for SIGBUS is ours meanwhile.
+ *
+ * Before anybody sees such a page it is counted, and the descriptor `writer`, by which LMDB writes (-1 for none), is made
+ * a copy of `reader`, which may only read: what was read from such a page can be in no commit from then on. Both stay
+ * the caller's, and open while the map is watched.
+ *
+ * Returns a number for the calls below, or -1 where KVS_MAX_WATCHED maps are watched already. A forked child watches none.
+ */
+#define KVS_MAX_WATCHED 64
+int kvs_watch(uint64_t address, size_t length, size_t page, int reader, int writer);
+
+/* How many pages were replaced so far. */
+uint64_t kvs_watch_lost(int watch);
+
+/* Ends that, before the map ends. Nobody may be reading it. */
+void kvs_watch_end(int watch);
+
+/* Lets this thread be helped: a fault of a thread that has SIGBUS blocked ends the process, whatever is watched. */
+void kvs_watch_here(void);
+
+/*
  * Makes a window: `length` bytes of address space that begin with `count`
  * pieces of a file, `piece` bytes each, side by side, and go on with zeros.
  * Readable and writeable; what is written is private to the process. Offsets,

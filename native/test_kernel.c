@@ -392,6 +392,7 @@ int main(int count, char **arguments) {
 #endif
     test_map();
     test_guard();
+    test_standin();
     test_restore();
     test_window((size_t)sysconf(_SC_PAGESIZE));
     test_window((size_t)3 << 20);

@@ -31,4 +31,7 @@ static inline unsigned char *noisy(size_t length, uint64_t seed) {
 void test_restore(void);
 void test_guard(void);
 
+/* test_standin.c */
+void test_standin(void);
+
 #endif

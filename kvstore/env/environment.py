@@ -14,9 +14,11 @@ import lmdb
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.env.faults import MapFaults
 from kvstore.env.reserve import Reservation
 from kvstore.env.settling import Settling
 from kvstore.env.transactions import Databases, Reader, Writer, translated
+from kvstore.env.values import ValuePages
 from kvstore.errors import (
     CapError,
     ForkedStoreError,
@@ -26,7 +28,7 @@ from kvstore.errors import (
     StoreDamagedError,
     WriteLockTimeout,
 )
-from kvstore.kernel import FileMap, FileSource, Window, read_headers
+from kvstore.kernel import FileMap, FileSource, Window, read_headers, watch_here
 from kvstore.locks import FileLock
 from kvstore.records.constants import DATA_FILE, LMDB_LOCK_FILE
 from kvstore.records.meta import STORE_KEY, SWEEP_KEY, StoreRecord, encode_sweep
@@ -97,6 +99,8 @@ class Environment:
             raise
         self.source = FileSource(self.file_map, self._data_fd, self._direct_fd)
         self._settling = Settling(path, self._data_fd, self._last_transaction)
+        self._faults = MapFaults(path, environment, db, self.page_bytes, self._data_fd)
+        self._values = ValuePages(os.path.join(path, DATA_FILE), self._data_fd, self.page_bytes)
         self._last_reader_check = time.monotonic()
 
     @property
@@ -148,7 +152,8 @@ class Environment:
     def read(self) -> Reader:
         """Begin a read transaction. The caller has counted its use, and closes it."""
         self.check_open()
-        return Reader(self._lmdb, self.db)
+        watch_here()
+        return Reader(self._lmdb, self.db, self._faults)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Reader]:
@@ -181,7 +186,7 @@ class Environment:
             When the lock wasn't to be had in time.
         StoreDamagedError
             When a lock file was deleted under us: two writers could be at work at once. When the disk has failed to keep what
-            was written.
+            was written, or LMDB met pages that can't be read.
         StoreFullError, SpacePinned
             When there is no room.
         """
@@ -210,20 +215,21 @@ class Environment:
 
     def _transaction(self, durable: bool) -> Iterator[Writer]:
         self._settling.check()
+        self._faults.check()
+        watch_here()
         with translated():
-            writer = Writer(self._lmdb, self.db, self.page_bytes)
+            writer = Writer(self._lmdb, self.db, self.page_bytes, self._values)
         try:
             yield writer
-        except BaseException:
-            writer.txn.abort()
-            raise
-        try:
             if writer.damage:  # so that it is set right, whoever comes to it and however late
                 writer.put(writer.db.meta, SWEEP_KEY, encode_sweep())
+            self._faults.check()  # a page that is lost after this makes the commit fail
             with translated():
                 writer.txn.commit()
-        except BaseException:
+        except BaseException as error:
             writer.txn.abort()
+            if self._faults.met and isinstance(error, KVStoreError) and not isinstance(error, StoreDamagedError):
+                raise self._faults.error() from error
             raise
         if durable:
             self._settling.settle()
@@ -238,10 +244,11 @@ class Environment:
         Raises
         ------
         StoreDamagedError
-            When the disk fails. The kernel reports that once and forgets it, so writing is refused from then on.
+            When the disk fails, or failed before. The kernel reports it once and forgets it, so writing is refused from then on.
         """
         self.retain()
         try:
+            self._faults.check()
             self._settling.settle()
         finally:
             self.release()
@@ -350,16 +357,21 @@ class Environment:
 
     def set_map_bytes(self, map_bytes: int) -> None:
         """Enlarge LMDB's map. Needs exclusive use and no transaction; our own map stays as it was, so close afterwards."""
+        self._faults.close()
         with translated():
             self._lmdb.set_mapsize(map_bytes)
+        self._faults.moved()
 
     def copy_compact(self, directory: str) -> None:
-        """Write a copy without free pages into an empty directory."""
+        """Write a copy without free pages into an empty directory. Raises StoreDamagedError where something can't be read."""
+        self._faults.read_all()
         with translated():
             self._lmdb.copy(directory, compact=True)
+        self._faults.check()
 
     def release_file(self) -> None:
         """Close LMDB's environment ahead of `close`, so that the file can be replaced. Needs exclusive use."""
+        self._faults.close()
         with translated():
             self._lmdb.close()
 
@@ -409,6 +421,7 @@ class Environment:
                 stack.callback(os.close, self._direct_fd)
             stack.callback(self.file_map.close)
             self.companion = None
+            self._faults.close()
             with contextlib.suppress(KVStoreError), translated():
                 self._lmdb.close()
 

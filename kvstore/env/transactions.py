@@ -7,11 +7,12 @@ import ctypes
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import lmdb
 import numpy as np
 
+from kvstore.env.values import P_OVERFLOW, ValuePages
 from kvstore.errors import IndexDamaged, KVStoreError, StoreBusyError, StoreDamagedError, StoreFullError
 from kvstore.records.constants import DATABASES, PAGE_HEADER
 
@@ -51,6 +52,8 @@ _DAMAGE = (
     lmdb.CursorFullError,
     lmdb.ProblemError,
     lmdb.BadValsizeError,
+    lmdb.BadDbiError,
+    lmdb.IncompatibleError,
 )
 
 
@@ -76,27 +79,52 @@ def translated() -> Iterator[None]:
         raise translate(error) from error
 
 
+class Doubt(Protocol):
+    """Whether what isn't found may be there all the same, since something of the file could not be read."""
+
+    @property
+    def met(self) -> bool:
+        """Whether it is so."""
+
+    def error(self) -> StoreDamagedError:
+        """The error that says why."""
+
+
 class Reader:
     """A read transaction: one consistent state of the store. May be used and ended on any one thread at a time.
 
     It pins every page that is freed after it began, so keep it short.
     """
 
-    __slots__ = ("_pid", "_txn", "db", "transaction")
+    __slots__ = ("_doubt", "_pid", "_txn", "db", "transaction")
 
-    def __init__(self, environment: lmdb.Environment, db: Databases) -> None:
+    def __init__(self, environment: lmdb.Environment, db: Databases, doubt: Doubt | None = None) -> None:
         with translated():
             self._txn: lmdb.Transaction = environment.begin(buffers=False)
         self.db = db
         self.transaction: int = self._txn.id()
+        self._doubt = doubt
         self._pid = os.getpid()
+
+    def _failed(self, error: lmdb.Error) -> KVStoreError:
+        return self._doubt.error() if self._doubt is not None and self._doubt.met else translate(error)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Where LMDB reports damage, say what it comes from, if that is known."""
+        try:
+            yield
+        except StoreDamagedError as error:
+            if self._doubt is not None and self._doubt.met:
+                raise self._doubt.error() from error
+            raise
 
     def get(self, key: bytes, db: Any) -> bytes | None:
         """Read a record as bytes; None when there is none."""
         try:
             return self._txn.get(key, None, db)  # type: ignore[return-value]  # bytes: begun without buffers
         except lmdb.Error as error:
-            raise translate(error) from error
+            raise self._failed(error) from error
 
     def get_each(self, keys: Iterable[bytes], db: Any) -> list[bytes | None]:
         """Read many records of a database, in the order of the keys; None for those that there are not."""
@@ -104,24 +132,37 @@ class Reader:
         try:
             return [get(key, None, db) for key in keys]  # type: ignore[misc]  # bytes: begun without buffers
         except lmdb.Error as error:
-            raise translate(error) from error
+            raise self._failed(error) from error
 
     def entries(self, database: Any) -> int:
         """How many records a database has."""
-        with translated():
+        try:
             return int(self._txn.stat(database)["entries"])
+        except lmdb.Error as error:
+            raise self._failed(error) from error
 
     def items(self, database: Any, start: bytes = b"", *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Iterate over the records from key `start` on, in key order. `keys_only` leaves large values untouched."""
-        return _items(self._txn, database, start, keys_only)
+        """Iterate over the records from key `start` on, in key order. `keys_only` leaves large values untouched.
+
+        Raises
+        ------
+        StoreDamagedError
+            At the end, where records may be missing because pages of the file could not be read.
+        """
+        with self._explained():
+            yield from _items(self._txn, database, start, keys_only)
+        if self._doubt is not None and self._doubt.met:
+            raise self._doubt.error()
 
     def last_key(self, database: Any) -> bytes:
         """The last key of a database, empty if it has none."""
-        return _last_key(self._txn, database)
+        with self._explained():
+            return _last_key(self._txn, database)
 
     def live_pages(self) -> int:
         """Pages in use over all databases, from LMDB's own counters: there is no counter of ours to drift."""
-        return _live_pages(self._txn, self.db)
+        with self._explained():
+            return _live_pages(self._txn, self.db)
 
     def close(self) -> None:
         """End the transaction. Idempotent. In a forked child it does nothing: the slot belongs to the parent."""
@@ -132,14 +173,17 @@ class Reader:
 class Writer:
     """The write transaction. Made by `Environment.write`, used on the thread that made it."""
 
-    __slots__ = ("damage", "db", "freed", "page_bytes", "transaction", "txn")
+    __slots__ = ("_values", "damage", "db", "freed", "page_bytes", "placed", "stuck", "transaction", "txn")
 
-    def __init__(self, environment: lmdb.Environment, db: Databases, page_bytes: int) -> None:
+    def __init__(self, environment: lmdb.Environment, db: Databases, page_bytes: int, values: ValuePages | None = None) -> None:
         self.txn: lmdb.Transaction = environment.begin(write=True, buffers=True)
         self.db = db
         self.page_bytes = page_bytes
         self.damage = False  # set where the index was found damaged, so that it is set right afterwards
         self.freed: list[tuple[int, int]] = []  # (offset, length) of runs that hold nothing once this is committed
+        self.placed: set[bytes] = set()  # blocks that it has put: they aren't in the file yet
+        self.stuck: list[bytes] = []  # blocks that it had to leave where they are, since they can't be freed
+        self._values = values
         self.transaction: int = self.txn.id()
 
     def get(self, key: bytes, db: Any) -> bytes | None:
@@ -166,6 +210,10 @@ class Writer:
         with translated():
             return bool(self.txn.delete(key, db=database))
 
+    def can_free(self, key: bytes, payload: int, pages: int) -> bool:
+        """Whether a block's value can be freed, or replaced: see `ValuePages.sound`. Its bytes are lost to everybody by that."""
+        return self._values is None or key in self.placed or self._values.sound(payload, pages)
+
     def locate(self, key: bytes) -> int:
         """File offset at which the value of a block just put starts.
 
@@ -181,7 +229,7 @@ class Writer:
         if value is None:
             raise IndexDamaged(f"block {key.hex()} is not in the store; verify the store")
         page, flags = _overflow_page(value)
-        if not flags & _P_OVERFLOW or page < 2:
+        if not flags & P_OVERFLOW or page < 2:
             raise StoreDamagedError(f"LMDB put a block at page {page} with flags {flags:#x}, expected an overflow page")
         return page * self.page_bytes + PAGE_HEADER
 
@@ -206,9 +254,6 @@ class Writer:
     def live_pages(self) -> int:
         """Pages in use over all databases, this transaction's changes included."""
         return _live_pages(self.txn, self.db)
-
-
-_P_OVERFLOW = 0x04
 
 
 def _overflow_page(value: Any) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from kvstore.kernel.filemap import FileMap
 from kvstore.kernel.headers import crc32c_each, read_headers
 from kvstore.kernel.restoring import FileSource, Restored, progress_end, progress_wait, read_error, restore
 from kvstore.kernel.rows import Rows
+from kvstore.kernel.watch import MapWatch, watch_here
 from kvstore.kernel.window import Window
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "CudaEvent",
     "FileMap",
     "FileSource",
+    "MapWatch",
     "Restored",
     "Rows",
     "Window",
@@ -39,4 +41,5 @@ __all__ = [
     "read_headers",
     "restore",
     "scatter",
+    "watch_here",
 ]

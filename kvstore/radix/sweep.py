@@ -121,6 +121,7 @@ def _roots(txn: Writer, live: set[int]) -> int:
 def _counts(txn: Writer, references: Counter[bytes]) -> int:
     wrong = []
     counted = set()
+    stuck = set()
     for key, _ in txn.items(txn.db.refs, keys_only=True):
         counted.add(key)
         try:
@@ -130,9 +131,12 @@ def _counts(txn: Writer, references: Counter[bytes]) -> int:
             continue
         if ref is not None and ref.count != references[key]:
             wrong.append(key)
+        elif ref is not None and not ref.count:
+            stuck.add(key)  # its bytes can't be freed: it was tried
     for key in wrong:
         table.set_count(txn, key, references[key])
-    for key in [key for key, _ in txn.items(txn.db.bad, keys_only=True) if not references[key]]:
+    stuck.update(txn.stuck)
+    for key in [key for key, _ in txn.items(txn.db.bad, keys_only=True) if not references[key] and key not in stuck]:
         txn.delete(txn.db.bad, key)
     orphans = [key for key, _ in txn.items(txn.db.blocks, keys_only=True) if key not in counted]
     for key in orphans:

@@ -52,6 +52,7 @@ class StoreCounters:
     evicted_nodes: int = 0
     evicted_tokens: int = 0
     refused_saves: int = 0
+    stuck_blocks: int = 0  # that could not be freed, since their first page can't be read
 
 
 class Overdue(Protocol):
@@ -285,6 +286,7 @@ class StoreScope:
                 self._victims.forget()  # what was taken from the ranking is still there
                 self._roots = _NO_ROOTS  # a root seen in it may never have been, and its number may be another's
             raise
+        self.counters.stuck_blocks += len(txn.stuck)
         with self._guard:
             for block_id, offset in marks.items():
                 if self._damaged.get(block_id, -1) == offset:
@@ -306,6 +308,7 @@ class StoreScope:
         except Exception as error:
             _log.warning("the index was not set right after damage: %s: %s", type(error).__name__, error)
         else:
+            self.counters.stuck_blocks += len(txn.stuck)
             _log.warning("the index was set right after damage: %d records, %d counts", swept.records, swept.counts)
         # damage that comes back again and again must not keep everybody from writing
         self._sweep_after = time.monotonic() + _SWEEP_SHARE * (time.monotonic() - began)

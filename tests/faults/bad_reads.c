@@ -2,6 +2,7 @@
  * Stands in front of the system's reading calls in a child process (LD_PRELOAD) and fails some of them, for files named
  * data.mdb only. Told by the environment, once:
  *   BAD_FROM, BAD_TO  reads that touch these bytes of the file fail with EIO, as a bad sector makes them
+ *   RENEWED=yes       a write over those bytes succeeds and makes them good; =no: it fails with EIO
  *   NO_DIRECT=open    files can't be opened with O_DIRECT; =read: they can, but reads fail with EINVAL
  *   ALL_CACHED        the page cache is said to have every page
  */
@@ -31,11 +32,13 @@ static int is_data(int fd) {
     return n >= 9 && !strcmp(name + n - 9, "/data.mdb");
 }
 
+static int renewed;
+
 static int is_bad(int fd, off_t offset, size_t length) {
     const char *from = getenv("BAD_FROM"), *to = getenv("BAD_TO"), *direct = getenv("NO_DIRECT");
     int saved = errno, error = 0;
     if (is_data(fd)) {
-        if (from && to && offset < atoll(to) && (long long)(offset + (off_t)length) > atoll(from)) error = EIO;
+        if (!renewed && from && to && offset < atoll(to) && (long long)(offset + (off_t)length) > atoll(from)) error = EIO;
         if (direct && !strcmp(direct, "read") && (fcntl(fd, F_GETFL) & O_DIRECT)) error = EINVAL;
     }
     errno = error ? error : saved;
@@ -69,6 +72,20 @@ ssize_t preadv64(int fd, const struct iovec *vector, int count, off64_t offset) 
 ssize_t preadv2(int fd, const struct iovec *vector, int count, off_t offset, int flags) {
     return is_bad(fd, offset, total(vector, count)) ? -1 : NEXT(preadv2)(fd, vector, count, offset, flags);
 }
+
+ssize_t preadv64v2(int fd, const struct iovec *vector, int count, off64_t offset, int flags) {
+    return is_bad(fd, offset, total(vector, count)) ? -1 : NEXT(preadv64v2)(fd, vector, count, offset, flags);
+}
+
+ssize_t pwrite(int fd, const void *from, size_t length, off_t offset) {
+    const char *how = getenv("RENEWED");
+    if (how && is_bad(fd, offset, length)) {
+        if (strcmp(how, "yes")) return -1;
+        renewed = 1;
+    }
+    return NEXT(pwrite)(fd, from, length, offset);
+}
+ssize_t pwrite64(int fd, const void *from, size_t length, off64_t offset) { return pwrite(fd, from, length, offset); }
 
 static int refused(const char *path, int flags) {
     const char *direct = getenv("NO_DIRECT"), *name = strrchr(path, '/');
