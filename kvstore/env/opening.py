@@ -13,8 +13,11 @@ from pathlib import Path
 import lmdb
 
 from kvstore.env.engine import open_lmdb
+from kvstore.env.entry import enter, share
 from kvstore.env.environment import Environment
+from kvstore.env.leftovers import remove_leftovers
 from kvstore.env.pages import read_facts, write_empty
+from kvstore.env.place import check_file_system, check_room, warn_of_room
 from kvstore.env.transactions import Databases, translated
 from kvstore.env.verifying import verify_file
 from kvstore.errors import (
@@ -34,6 +37,7 @@ from kvstore.records.constants import (
     DEFAULT_PAGE_BYTES,
     LMDB_LOCK_FILE,
     LOCK_RESERVE,
+    NEW_DATA_FILE,
     OPEN_LOCK_FILE,
     PAGE_HEADER,
     SPACER_REGION_PAGES,
@@ -50,8 +54,7 @@ _log = logging.getLogger("kvstore")
 _MIN_PAGES = 128  # LMDB's trees, their copies under way, and room to evict in
 MIN_CAP = LOCK_RESERVE + _MIN_PAGES * DEFAULT_PAGE_BYTES
 MAX_CAP = 1 << 45  # the file is mapped twice, by LMDB and by us, in an address space of 47 bits
-_NEW_DATA_FILE = DATA_FILE + ".new"
-_OURS = {DATA_FILE, LMDB_LOCK_FILE, OPEN_LOCK_FILE, WRITE_LOCK_FILE, _NEW_DATA_FILE}
+_OURS = {DATA_FILE, LMDB_LOCK_FILE, OPEN_LOCK_FILE, WRITE_LOCK_FILE, NEW_DATA_FILE}
 
 
 def map_bytes_for(cap: int, page_bytes: int) -> int:
@@ -78,6 +81,7 @@ def open_environment(
     lock_timeout: float,
     page_bytes: int = DEFAULT_PAGE_BYTES,
     any_owner: bool = False,
+    any_filesystem: bool = False,
 ) -> Environment:
     """Open the store at `path`, or create it when there is none and `max_bytes` is given.
 
@@ -86,19 +90,16 @@ def open_environment(
     Raises
     ------
     NotAStoreError, StoreMissingError, StoreOwnerError, StoreDamagedError, FormatVersionError, CapError, StoreBusyError
+    SharingError
     """
     directory = os.path.realpath(os.fspath(path))
-    _check_directory(directory, max_bytes, any_owner=any_owner)
+    _check_directory(directory, max_bytes, any_owner=any_owner, any_filesystem=any_filesystem)
     made = [name for name in (OPEN_LOCK_FILE, WRITE_LOCK_FILE) if not (Path(directory) / name).exists()]
     with contextlib.ExitStack() as undo:
         open_lock, write_lock = _lock_files(directory)
         undo.callback(open_lock.close)
         undo.callback(write_lock.close)
-        first = open_lock.acquire(exclusive=True, timeout=0)
-        if not first and not open_lock.acquire(exclusive=False, timeout=lock_timeout):
-            raise StoreBusyError(
-                f"another process has held {directory} exclusively for over {lock_timeout} s (verifying or resizing); try later"
-            )
+        first = enter(open_lock, directory, lock_timeout)
         try:
             environment = _open_locked(directory, max_bytes, page_bytes, first, lock_timeout, open_lock, write_lock, len(made) < 2)
         except NotAStoreError:
@@ -109,7 +110,7 @@ def open_environment(
         return environment
 
 
-def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool) -> None:
+def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool, any_filesystem: bool) -> None:
     at = Path(directory)
     try:
         there_already = at.exists()
@@ -121,6 +122,9 @@ def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool) 
         if max_bytes is None:
             raise StoreMissingError(f"there is no store at {directory}; pass max_bytes to create one")
         map_bytes_for(max_bytes, DEFAULT_PAGE_BYTES)
+        above = next(above for above in at.parents if above.exists())
+        check_file_system(str(above), any_filesystem=any_filesystem)
+        check_room(str(above), max_bytes, 0)
         try:
             _make_directories(at)
         except OSError as error:
@@ -129,6 +133,7 @@ def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool) 
         raise NotAStoreError(f"{directory} is a file; a store is a directory")
     if not os.access(directory, os.W_OK | os.X_OK | os.R_OK):
         raise StoreOwnerError(f"{directory} is not writable: a store needs its lock files even to read; check its permissions")
+    check_file_system(directory, any_filesystem=any_filesystem)
     for name in sorted(_OURS):
         with contextlib.suppress(FileNotFoundError):
             there = os.lstat(at / name)
@@ -198,7 +203,6 @@ def _open_locked(
     # file is new, and handles of databases outlive the transaction that opened them only if that is a write transaction
     # (py-lmdb ends a read transaction by a reset, and the handles with it).
     try:
-        there = os.stat(data, follow_symlinks=False)
         environment = _open_file(directory, data)
         try:
             if first and _initialise(environment, max_bytes):
@@ -209,18 +213,23 @@ def _open_locked(
             if max_bytes is not None and max_bytes != record.cap:
                 raise CapError(
                     f"the store at {directory} has a cap of {record.cap} bytes, max_bytes is {max_bytes}; "
-                    "open it with max_bytes=None, or change the cap with Store.resize"
+                    "open it with max_bytes=None, or change the cap with Store.resize (python -m kvstore resize)"
                 )
             with translated():
                 environment.reader_check()
+            if first:
+                remove_leftovers(Path(directory))
+            # Only now: on an overlay LMDB's opening for writing copies the file up, and the copy may have another identity.
+            there = os.stat(data, follow_symlinks=False)
+            warn_of_room(directory, record.cap, there.st_blocks * 512)
         except BaseException:
             environment.close()
             raise
     finally:
         write_lock.release()
     try:
-        if first and not open_lock.acquire(exclusive=False, timeout=lock_timeout):
-            raise StoreBusyError(f"another process took {directory} exclusively; try later")
+        if first:
+            share(open_lock, directory, lock_timeout)
         return Environment(directory, environment, db, record, open_lock, write_lock, (there.st_dev, there.st_ino))
     except BaseException:
         environment.close()
@@ -246,7 +255,8 @@ def _unborn(data: Path) -> bool:
 def _create_file(directory: str, max_bytes: int | None, page_bytes: int) -> None:
     if max_bytes is None:
         raise StoreMissingError(f"there is no store in {directory}; pass max_bytes to create one")
-    new = Path(directory) / _NEW_DATA_FILE
+    check_room(directory, max_bytes, 0)
+    new = Path(directory) / NEW_DATA_FILE
     new.unlink(missing_ok=True)
     try:
         write_empty(str(new), page_bytes=page_bytes, map_bytes=map_bytes_for(max_bytes, page_bytes))
