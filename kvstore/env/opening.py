@@ -22,11 +22,13 @@ from kvstore.env.transactions import Databases, translated
 from kvstore.env.verifying import verify_file
 from kvstore.errors import (
     CapError,
+    ForkedStoreError,
     IndexDamaged,
     KVStoreError,
     NotAStoreError,
     StoreBusyError,
     StoreDamagedError,
+    StoreFullError,
     StoreMissingError,
     StoreOwnerError,
 )
@@ -150,6 +152,8 @@ def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool, 
             raise NotAStoreError(f"{directory} holds {foreign[0]!r} and no store; choose an empty directory or a new one")
         if max_bytes is None:
             raise StoreMissingError(f"there is no store in {directory}; pass max_bytes to create one")
+        map_bytes_for(max_bytes, DEFAULT_PAGE_BYTES)
+        check_room(directory, max_bytes, 0)
 
 
 def _make_directories(at: Path) -> None:
@@ -239,6 +243,8 @@ def _open_locked(
 def _open_file(directory: str, data: Path) -> lmdb.Environment:
     try:
         return open_lmdb(directory, metasync=False)
+    except (ForkedStoreError, StoreFullError):
+        raise
     except KVStoreError as error:
         raise StoreDamagedError(f"LMDB cannot open {data}: {error}") from error
 
