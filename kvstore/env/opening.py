@@ -16,7 +16,7 @@ from kvstore.env.engine import open_lmdb
 from kvstore.env.entry import enter, share
 from kvstore.env.environment import Environment
 from kvstore.env.leftovers import remove_leftovers
-from kvstore.env.pages import read_facts, write_empty
+from kvstore.env.pages import read_facts, what_to_do, write_empty
 from kvstore.env.place import check_file_system, check_room, warn_of_room
 from kvstore.env.transactions import Databases, translated
 from kvstore.env.verifying import verify_file
@@ -246,7 +246,7 @@ def _open_file(directory: str, data: Path) -> lmdb.Environment:
     except (ForkedStoreError, StoreFullError):
         raise
     except KVStoreError as error:
-        raise StoreDamagedError(f"LMDB cannot open {data}: {error}") from error
+        raise StoreDamagedError(f"LMDB cannot open {data}: {error}; {what_to_do(data)}") from error
 
 
 def _unborn(data: Path) -> bool:
@@ -277,14 +277,17 @@ def _facts(data: Path, had_locks: bool) -> None:
         read_facts(str(data))
     except NotAStoreError as error:
         if had_locks:  # our lock files stand beside it: it was a store
-            raise StoreDamagedError(f"{error}: its first pages are damaged; move it away and let a new one be created") from error
+            raise StoreDamagedError(
+                f"{data} does not begin like the data file of a store, which it was: its first pages are damaged; "
+                f"{what_to_do(data)}"
+            ) from error
         raise
     except KVStoreError:
         raise
     except PermissionError as error:
         raise StoreOwnerError(f"cannot read {data}: {error.strerror}; check its permissions") from error
     except OSError as error:
-        raise StoreDamagedError(f"cannot read {data}: {error.strerror}") from error
+        raise StoreDamagedError(f"cannot read {data}: {error.strerror}; {what_to_do(data)}") from error
 
 
 def _check_file(data: Path, had_locks: bool) -> None:
@@ -293,10 +296,7 @@ def _check_file(data: Path, had_locks: bool) -> None:
     problems = verify_file(str(data))
     _log.debug("verified the structure of %s in %.3f s", data, time.monotonic() - started)
     if problems:
-        raise StoreDamagedError(
-            f"{data} is damaged ({len(problems)} problems, first: {problems[0]}); "
-            "move it away and let a new one be created: its sessions are computed again"
-        )
+        raise StoreDamagedError(f"{data} is damaged ({len(problems)} problems, first: {problems[0]}); {what_to_do(data)}")
 
 
 def _drop_cached(data: Path) -> None:
@@ -364,7 +364,11 @@ def _read_identity(environment: lmdb.Environment, directory: str) -> tuple[Store
     except lmdb.NotFoundError as error:
         raise foreign from error
     except lmdb.Error as error:
-        raise StoreDamagedError(f"the identity of the store at {directory} cannot be read: {error}") from error
+        raise StoreDamagedError(
+            f"the identity of the store at {directory} cannot be read: {error}; {what_to_do(Path(directory) / DATA_FILE)}"
+        ) from error
     except IndexDamaged as error:
-        raise StoreDamagedError(f"the identity of the store at {directory} is damaged: {error}") from error
+        raise StoreDamagedError(
+            f"the identity of the store at {directory} is damaged: {error}; {what_to_do(Path(directory) / DATA_FILE)}"
+        ) from error
     return record, db

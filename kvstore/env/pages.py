@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kvstore.errors import NotAStoreError, StoreDamagedError
 
-__all__ = ["FileFacts", "read_facts", "write_empty"]
+__all__ = ["FileFacts", "read_facts", "what_to_do", "write_empty"]
 
 _LMDB_MAGIC, _LMDB_DATA_VERSION = 0xBEEFC0DE, 1
 _P_META = 0x08
@@ -68,7 +68,7 @@ def read_facts(path: str) -> FileFacts:
     with open(path, "rb", buffering=0) as file:
         first = file.read(_LAST + _END.size)
         if not first:
-            raise StoreDamagedError(f"{path} is empty: the store was truncated; {_what_to_do(path)}")
+            raise StoreDamagedError(f"{path} is empty: the store was truncated; {what_to_do(path)}")
         found = _parse(first)
         if found is None:
             raise NotAStoreError(f"{path} does not begin like the data file of a store; choose another directory")
@@ -82,12 +82,13 @@ def read_facts(path: str) -> FileFacts:
     if size < (last_page + 1) * page_bytes:
         raise StoreDamagedError(
             f"{path} has {size} bytes, its last page ends at {(last_page + 1) * page_bytes}: the store was truncated; "
-            f"{_what_to_do(path)}"
+            f"{what_to_do(path)}"
         )
     return FileFacts(page_bytes, map_bytes, last_page, transaction, size)
 
 
-def _what_to_do(path: str) -> str:
+def what_to_do(path: str | os.PathLike[str]) -> str:
+    """What an error of a damaged data file tells people to do."""
     return f"run `python -m kvstore repair {os.path.dirname(path)}`, which keeps what verifies, or move it away"
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from kvstore import Store
-from tests.support import CAP, assert_restores, assert_sound, plain_layout, run_child, save
+from tests.support import PRELUDE, ROOT, assert_restores, assert_sound, plain_layout, run_child
 
 TOKENS = list(range(50))
 
@@ -89,7 +91,7 @@ ENDS = {
     "_exit": "os._exit(7)",
     "exit": "sys.exit(7)",
     "killed": "os.kill(os.getpid(), signal.SIGKILL)",
-    "collected": "globals().pop('view'), globals().pop('lease'), globals().pop('namespace'), store.close(), gc.collect(), os._exit(7)",
+    "collected": "del view, lease, namespace; store.close(); del store; gc.collect(); os._exit(7)",
 }
 
 
@@ -165,7 +167,7 @@ go_on()
 @pytest.mark.parametrize("killed", [False, True])
 def test_the_parent_goes_first(tmp_path: Path, killed: bool) -> None:
     """When the parent ends before its child, the child goes on, with its own handle and with one that it opens later."""
-    code = f"""
+    code = """
 read, write = os.pipe()
 def child():
     parent = os.getppid()
@@ -176,7 +178,7 @@ def child():
         while os.getppid() == parent:
             time.sleep(0.005)
         own._scope.environment.reader_check()
-        assert set(slots(own)) == {{os.getpid()}}
+        assert set(slots(own)) == {os.getpid()}
         assert held.views("v")[0].tobytes() == whole
         save(there, tokens + [9])
         assert_sound(own)
@@ -188,14 +190,12 @@ fork(child)
 os.read(read, 1)
 """
     end = "os.kill(os.getpid(), signal.SIGKILL)" if killed else "sys.exit(0)"
-    outer = f"""
+    outer = """
 import subprocess
 source = sys.argv[2]
 done = subprocess.run([sys.executable, "-c", source, path], stdout=subprocess.PIPE, text=True)  # its end is that of the last writer
 print(done.stdout)
 """
-    from tests.support import PRELUDE
-
     printed = run_child(outer, tmp_path / "s", PRELUDE + PARENT + code + end)
     assert "child whole" in printed
     with Store.open(tmp_path / "s") as store:
@@ -207,6 +207,8 @@ def test_a_fork_while_threads_work(tmp_path: Path) -> None:
     """Forks at any instant of threads that open, save, lease and close: each child opens the store, no lock is stuck or lost."""
     code = """
 over = False
+del view
+lease.close()  # it would pin what is freed meanwhile
 def saves():
     n = 0
     while not over:
@@ -243,6 +245,8 @@ for _ in range(25):
 over = True
 for thread in threads:
     thread.join()
+lease = namespace.lease(tokens)
+view = lease.views("v")[0]
 go_on()
 for n in range(3):  # no child has kept a lock
     with Store.open(f"{path}-{n}") as other:
@@ -404,11 +408,6 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("kind", ["fork", "spawn", "forkserver", "pool-fork", "pool-spawn", "threads", "asyncio"])
 def test_workers_of_every_kind(tmp_path: Path, kind: str) -> None:
     """Workers that a server starts while it has the store open save and restore: processes of each kind, threads, asyncio."""
-    import subprocess
-    import sys
-
-    from tests.support import ROOT
-
     script = tmp_path / "workers.py"
     script.write_text("import os, sys\n" + WORKERS + MAIN)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -14,7 +14,7 @@ import pytest
 from kvstore import Store
 from kvstore.env import entry, place
 from kvstore.errors import CapError, KVStoreError, SharingError
-from tests.support import CAP, PRELUDE, ROOT, assert_restores, assert_sound, child_at, plain_layout, run_child, save
+from tests.support import CAP, PRELUDE, ROOT, assert_restores, assert_sound, child, child_at, plain_layout, run_child, save
 
 TOKENS = list(range(40))
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -99,7 +99,13 @@ def unshared(arguments: list[str], script: str, *args: str | Path) -> str:
         pytest.skip(f"this machine forbids namespaces: {probe.stderr.decode().strip()}")
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*command, "sh", "-ec", script, *map(str, args)], capture_output=True, text=True, check=False, cwd=ROOT, env=env, timeout=120
+        [*command, "sh", "-ec", script, *map(str, args)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=env,
+        timeout=120,
     )
     if done.returncode == 77:
         pytest.skip(f"this machine forbids mounts: {done.stderr.strip()}")
@@ -160,10 +166,7 @@ def test_we_come_second(path: Path) -> None:
     holder.communicate()
     print("gone", flush=True)
     """
-    process_code = code
-    from tests.support import child
-
-    process = child(process_code, path)
+    process = child(code, path)
     assert process.stdout is not None
     assert process.stdin is not None
     try:
@@ -222,7 +225,9 @@ def test_a_lock_that_does_not_reach(path: Path) -> None:
         save(store.namespace(plain_layout()), [1, 2, 3])
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 400, b"kvstore-holder 1\n", b"kvstore-holder 2\nboot x\n", b"kvstore-holder 1\nboot", b"boot x\n"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 400, b"kvstore-holder 1\n", b"kvstore-holder 2\nboot x\n", b"kvstore-holder 1\nboot", b"boot x\n"]
+)
 def test_what_a_holder_does_not_say(in_use: Path, content: bytes) -> None:
     """An open.lock that is empty, cut off or of another form refuses nobody: it says nothing of where its holder runs."""
     (in_use / "open.lock").write_bytes(content)
