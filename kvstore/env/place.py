@@ -66,15 +66,15 @@ def file_system_of(directory: str) -> str | None:
     try:
         descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            with open(f"{_DESCRIPTOR}/{descriptor}", encoding="ascii") as file:
-                numbers = [line.split()[1] for line in file if line.startswith("mnt_id:")]
+            with open(f"{_DESCRIPTOR}/{descriptor}", "rb") as file:
+                numbers = [line.split()[1] for line in file if line.startswith(b"mnt_id:")]
         finally:
             os.close(descriptor)
-        with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
+        with open(_MOUNTS, "rb") as file:
             for line in file:
                 fields = line.split()
-                if fields[:1] == numbers[:1] and "-" in fields[6:]:
-                    return fields[fields.index("-", 6) + 1]
+                if fields[:1] == numbers[:1] and b"-" in fields[6:]:
+                    return fields[fields.index(b"-", 6) + 1].decode()
     except (OSError, ValueError, IndexError):
         return None
     return None
