@@ -188,6 +188,8 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         command.add_argument("path", help="the store's directory")
         command.add_argument("--json", action="store_true", help="print JSON")
+        command.add_argument("--any-owner", action="store_true", help="trust files that belong to another user")
+        command.add_argument("--any-filesystem", action="store_true", help="go on, at your own risk, on one that isn't local")
         if name == "verify":
             command.add_argument("--deep", action="store_true", help="read and hash every byte of every block")
         if name == "resize":
@@ -204,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0, 1 if a verification found problems, 2 for errors."""
     args = _parser().parse_args(argv)
     try:
-        with Store.open(args.path) as store:
+        with Store.open(args.path, any_owner=args.any_owner, any_filesystem=args.any_filesystem) as store:
             status: int = args.run(store, args)
             return status
     except (KVStoreError, OSError) as error:

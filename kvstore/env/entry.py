@@ -16,7 +16,7 @@ from kvstore.errors import SharingError, StoreBusyError
 from kvstore.locks import FileLock
 from kvstore.records.constants import HOLDER_MAGIC
 
-__all__ = ["check_holder", "enter", "holder", "share"]
+__all__ = ["check_holder", "enter", "holder", "share", "write_holder"]
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _NAMESPACE = "/proc/self/ns/pid"

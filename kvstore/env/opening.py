@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -130,21 +131,23 @@ def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool, 
         try:
             _make_directories(at)
         except OSError as error:
-            raise StoreOwnerError(f"cannot create {directory}: {error.strerror}; choose a directory you can write") from error
+            raise _cannot(f"cannot create {directory}", error, "choose a directory you can write") from error
     if not at.is_dir():
         raise NotAStoreError(f"{directory} is a file; a store is a directory")
     if not os.access(directory, os.W_OK | os.X_OK | os.R_OK):
         raise StoreOwnerError(f"{directory} is not writable: a store needs its lock files even to read; check its permissions")
     check_file_system(directory, any_filesystem=any_filesystem)
+    _check_owner(at, {os.geteuid(), 0}, any_owner=any_owner)  # who owns it can put other files in the place of ours
     for name in sorted(_OURS):
         with contextlib.suppress(FileNotFoundError):
             there = os.lstat(at / name)
             if not stat.S_ISREG(there.st_mode):
                 raise StoreOwnerError(f"{at / name} is not a regular file (a symbolic link?); a store does not follow it")
-            if not any_owner and there.st_uid != os.geteuid():
+            _check_owner(at / name, {os.geteuid()}, any_owner=any_owner)
+            if not os.access(at / name, os.R_OK | os.W_OK):
                 raise StoreOwnerError(
-                    f"{at / name} belongs to user {there.st_uid}, this process runs as {os.geteuid()}; "
-                    "pass any_owner=True to trust it"
+                    f"{at / name} cannot be read and written by user {os.geteuid()} (its owner is {there.st_uid}, its mode "
+                    f"{stat.S_IMODE(there.st_mode):04o}); check its permissions"
                 )
     if not (at / DATA_FILE).exists():
         foreign = sorted(entry.name for entry in at.iterdir() if entry.name not in _OURS)
@@ -154,6 +157,14 @@ def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool, 
             raise StoreMissingError(f"there is no store in {directory}; pass max_bytes to create one")
         map_bytes_for(max_bytes, DEFAULT_PAGE_BYTES)
         check_room(directory, max_bytes, 0)
+
+
+def _check_owner(at: Path, trusted: set[int], *, any_owner: bool) -> None:
+    owner = os.lstat(at).st_uid
+    if not any_owner and owner not in trusted:
+        raise StoreOwnerError(
+            f"{at} belongs to user {owner}, this process runs as {os.geteuid()}; pass any_owner=True (--any-owner) to trust it"
+        )
 
 
 def _make_directories(at: Path) -> None:
@@ -173,13 +184,17 @@ def _sync_directory(directory: str | Path) -> None:
         os.close(fd)
 
 
+def _cannot(what: str, error: OSError, advice: str) -> KVStoreError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFullError(f"{what}: {error.strerror}; make room on the disk")
+    return StoreOwnerError(f"{what}: {error.strerror}; {advice}")
+
+
 def _lock_files(directory: str) -> tuple[FileLock, FileLock]:
     try:
         return FileLock(str(Path(directory) / OPEN_LOCK_FILE)), FileLock(str(Path(directory) / WRITE_LOCK_FILE))
     except OSError as error:
-        raise StoreOwnerError(
-            f"cannot open the lock files in {directory}: {error.strerror}; a store on a read-only mount gives no leases"
-        ) from error
+        raise _cannot(f"cannot open the lock files in {directory}", error, "a store needs them even to read") from error
 
 
 def _open_locked(
@@ -269,7 +284,7 @@ def _create_file(directory: str, max_bytes: int | None, page_bytes: int) -> None
         new.rename(Path(directory) / DATA_FILE)
         _sync_directory(directory)
     except OSError as error:
-        raise StoreOwnerError(f"cannot create a store in {directory}: {error.strerror}") from error
+        raise _cannot(f"cannot create a store in {directory}", error, "check its permissions") from error
 
 
 def _facts(data: Path, had_locks: bool) -> None:
