@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -161,6 +162,30 @@ def test_processes_that_create_at_once_share_one_store(tmp_path: Path, turn: int
         for n in range(3):
             assert_restores(store.namespace(plain_layout()), [n, *range(40)], 41)
         assert_sound(store)
+
+
+VERIFIER = """
+from kvstore.locks import FileLock
+lock = FileLock(path + "/open.lock")
+assert lock.acquire(exclusive=True, timeout=0)
+print("verifying", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_an_opener_behind_a_killed_verifier_verifies(path: Path) -> None:
+    """Who waits while another process verifies the file doesn't take its word if that is killed before it is through."""
+    with (path / "data.mdb").open("r+b") as file:
+        file.seek(2 * 32768)
+        file.write(bytes((path / "data.mdb").stat().st_size - 2 * 32768))
+    with child_at(VERIFIER, path) as verifier:
+        with pytest.raises(StoreBusyError, match="exclusively"):
+            Store.open(path, lock_timeout=0.1)
+        killer = threading.Timer(0.2, verifier.kill)
+        killer.start()
+        with pytest.raises(StoreDamagedError, match="repair"):
+            Store.open(path, lock_timeout=60.0)
+        killer.join()
 
 
 def test_a_creator_killed_at_birth_leaves_nothing_in_the_way(tmp_path: Path) -> None:

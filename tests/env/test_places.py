@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,12 +21,19 @@ TOKENS = list(range(40))
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Make a store with a session."""
-    with Store.open(tmp_path / "s", max_bytes=CAP) as store:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a store with a session, closed: tests copy it."""
+    path = tmp_path_factory.mktemp("places") / "s"
+    with Store.open(path, max_bytes=CAP) as store:
         save(store.namespace(plain_layout()), TOKENS)
-    return tmp_path / "s"
+    return path
+
+
+@pytest.fixture
+def path(whole: Path, tmp_path: Path) -> Path:
+    """Copy the store."""
+    return Path(shutil.copytree(whole, tmp_path / "s"))
 
 
 def mounted_as(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
@@ -70,7 +78,7 @@ def test_a_file_system_that_is_refused(path: Path, tmp_path: Path, monkeypatch: 
         assert store.max_bytes == 2 * CAP
 
 
-@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "fuseblk", "fuse.fuse-overlayfs", "brand-new"])
+@pytest.mark.parametrize("kind", ["ext4", "tmpfs", "overlay", "fuseblk", "fuse.fuse-overlayfs", "brand-new"])
 def test_a_file_system_that_is_local(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Local file systems open, and so do kernel file systems that nobody has heard of."""
     mounted_as(monkeypatch, tmp_path, kind)
