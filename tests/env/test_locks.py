@@ -11,6 +11,7 @@ import pytest
 
 from kvstore import Namespace, Store
 from kvstore.env import Environment
+from kvstore.env.pages import read_facts
 from kvstore.errors import StoreBusyError, StoreDamagedError, WriteLockTimeout
 from tests.support import CAP, assert_restores, assert_sound, child, child_at, hybrid_layout, plain_layout, run_child, save, stop
 
@@ -213,3 +214,24 @@ def test_a_creator_killed_at_birth_leaves_nothing_in_the_way(tmp_path: Path) -> 
             save(store.namespace(plain_layout()), [1, 2, 3])
             assert_sound(store)
         assert not (path / "data.mdb.new").exists()
+
+
+GROWS = """
+with Store.open(path + "-grows", max_bytes=256 << 20) as store:
+    namespace = store.namespace(wide_layout(block_tokens=16))
+    print("go", flush=True)
+    for n in range(500):
+        save(namespace, [n, *range(15)])
+"""
+
+
+def test_a_file_that_grows_is_not_truncated(path: Path) -> None:
+    """An opener that looks at the file while another process lets it grow never takes it for one that was cut off."""
+    with child_at(GROWS, path) as writer:
+        seen = set()
+        while writer.poll() is None:
+            facts = read_facts(f"{path}-grows/data.mdb")
+            assert facts.file_bytes >= (facts.last_page + 1) * facts.page_bytes
+            seen.add(facts.file_bytes)
+        assert writer.returncode == 0
+        assert len(seen) > 30
