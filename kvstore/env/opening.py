@@ -144,7 +144,7 @@ def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool, 
             if not stat.S_ISREG(there.st_mode):
                 raise StoreOwnerError(f"{at / name} is not a regular file (a symbolic link?); a store does not follow it")
             _check_owner(at / name, {os.geteuid()}, any_owner=any_owner)
-            if not os.access(at / name, os.R_OK | os.W_OK):
+            if not os.access(at / name, os.R_OK | os.W_OK) and os.path.lexists(at / name):
                 raise StoreOwnerError(
                     f"{at / name} cannot be read and written by user {os.geteuid()} (its owner is {there.st_uid}, its mode "
                     f"{stat.S_IMODE(there.st_mode):04o}); check its permissions"

@@ -82,7 +82,10 @@ def file_system_of(directory: str) -> str | None:
 
 def room_for(directory: str) -> int | None:
     """Bytes that this user can still write to a directory's file system; None where it doesn't say (a tmpfs without a size)."""
-    there = os.statvfs(directory)
+    try:
+        there = os.statvfs(directory)
+    except OSError:
+        return None
     return there.f_bavail * there.f_frsize if there.f_blocks else None
 
 

@@ -115,7 +115,7 @@ class Store:
             Seconds that opening and every write wait for other processes before they give up with a named error. Handles of
             one process on one store share that of the first.
         any_owner : bool
-            Trust files that belong to another user.
+            Trust files that belong to another user, and a directory that belongs to one other than this or root.
         any_filesystem : bool
             Go on, at your own risk, on a file system that is refused by its type: right for a folder of the host in a virtual
             machine, if nothing outside this one kernel ever opens the store.
