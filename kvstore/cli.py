@@ -1,4 +1,4 @@
-"""The command line: look into a store, verify it, make room in it."""
+"""The command line: look into a store, verify it, make room in it, change its cap."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def _parse_size(text: str) -> int:
 class _ProgressLine:
     """One line on standard error that says how far a long task is; only where somebody watches."""
 
-    def __init__(self) -> None:
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
         self._shown = 0.0
         self._enabled = sys.stderr.isatty()
 
@@ -55,7 +56,7 @@ class _ProgressLine:
         now = time.monotonic()
         if self._enabled and now - self._shown > 0.1:
             self._shown = now
-            print(f"\rverifying {what}: {done} of {total}   ", end="", file=sys.stderr, flush=True)
+            print(f"\r{self._doing} {what}: {done} of {total}   ", end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self._shown:
@@ -105,7 +106,7 @@ def _row(info: NamespaceInfo) -> tuple[str, ...]:
 
 
 def _verify(store: Store, args: argparse.Namespace) -> int:
-    line = _ProgressLine()
+    line = _ProgressLine("verifying")
     try:
         result = store.verify(deep=args.deep, progress=line)
     finally:
@@ -144,6 +145,22 @@ def _evict(store: Store, args: argparse.Namespace) -> int:
     return 0
 
 
+def _resize(store: Store, args: argparse.Namespace) -> int:
+    before = store.stats()
+    line = _ProgressLine("resizing:")
+    try:
+        after = store.resize(args.size, progress=line)
+    finally:
+        line.close()
+    if args.json:
+        _print_json(asdict(after))
+        return 0
+    print(f"cap         {_size(before.max_bytes)} before, {_size(after.max_bytes)} now")
+    print(f"on disk     {_size(before.file_bytes)} before, {_size(after.file_bytes)} now")
+    print(f"live        {_size(before.live_bytes)} before, {_size(after.live_bytes)} now")
+    return 0
+
+
 def _print_evicted(result: EvictResult, *, as_json: bool) -> None:
     if as_json:
         _print_json(asdict(result))
@@ -156,20 +173,27 @@ def _print_json(value: Any) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="kvstore", description="Look into a store of attention state, verify it, evict.")
+    parser = argparse.ArgumentParser(
+        prog="kvstore", description="Look into a store of attention state, verify it, evict, resize it."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, run, text in (
         ("stats", _stats, "what the store holds"),
         ("ls", _ls, "its namespaces, one a line"),
         ("verify", _verify, "check that everything agrees; exit status 1 if not"),
         ("evict", _evict, "remove sessions"),
+        ("resize", _resize, "change the cap; nobody else may have the store open"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(run=run)
         command.add_argument("path", help="the store's directory")
         command.add_argument("--json", action="store_true", help="print JSON")
+        command.add_argument("--any-owner", action="store_true", help="trust files that belong to another user")
+        command.add_argument("--any-filesystem", action="store_true", help="go on, at your own risk, on one that isn't local")
         if name == "verify":
             command.add_argument("--deep", action="store_true", help="read and hash every byte of every block")
+        if name == "resize":
+            command.add_argument("size", type=_parse_size, help="the new cap (100GiB, 500M or a number of bytes)")
         if name == "evict":
             what = command.add_mutually_exclusive_group(required=True)
             what.add_argument("--bytes", type=_parse_size, help="free at least this much, least recently used first (500M, 2GiB)")
@@ -182,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0, 1 if a verification found problems, 2 for errors."""
     args = _parser().parse_args(argv)
     try:
-        with Store.open(args.path) as store:
+        with Store.open(args.path, any_owner=args.any_owner, any_filesystem=args.any_filesystem) as store:
             status: int = args.run(store, args)
             return status
     except (KVStoreError, OSError) as error:

@@ -21,6 +21,7 @@ __all__ = [
     "LeaseClosedError",
     "MappingError",
     "NotAStoreError",
+    "SharingError",
     "SpacePinned",
     "StagingBusyError",
     "StagingClosedError",
@@ -79,6 +80,10 @@ class StoreOwnerError(KVStoreError, PermissionError):
     """The store cannot be written, or its files belong to somebody else or are symbolic links."""
 
 
+class SharingError(KVStoreError, OSError):
+    """The store lies, or is in use, where LMDB's locks don't reach: a network file system, another kernel or PID namespace."""
+
+
 class StoreBusyError(KVStoreError, TimeoutError):
     """Another process held the store exclusively for longer than the caller would wait."""
 
@@ -88,7 +93,7 @@ class StoreClosedError(KVStoreError, ValueError):
 
 
 class ForkedStoreError(StoreClosedError):
-    """The store was open when this process was forked: it can be neither used nor opened again in the child."""
+    """What was made from a store before this process was forked is the parent's: the child opens the store for itself."""
 
 
 class LeaseClosedError(KVStoreError, ValueError):

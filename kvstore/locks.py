@@ -12,11 +12,18 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 import time
+import weakref
 
 __all__ = ["FileLock"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.01
+
+# A forked child has copies of all descriptors, which would keep every lock for as long as it lives: it closes them. So that none is
+# missed or closed twice, no fork falls between a change of a descriptor and the note of it. Re-entrant for handlers of signals.
+_changing = threading.RLock()
+_open: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
 class FileLock:
@@ -30,9 +37,11 @@ class FileLock:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with _changing:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            _open.add(self)
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-            os.close(self._fd)
+            self.close()
             raise OSError(errno.EINVAL, "not a regular file", path)
 
     def acquire(self, *, exclusive: bool, timeout: float) -> bool:
@@ -58,8 +67,30 @@ class FileLock:
             pause = min(pause * 1.5, _LONGEST_PAUSE)
 
     def release(self) -> None:
-        """Give the lock back; the file stays open."""
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        """Give the lock back; the file stays open. Nothing is left to give back in a forked child."""
+        if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def read(self, length: int) -> bytes:
+        """The first bytes of the file; nothing where it can't be read."""
+        try:
+            return os.pread(self._fd, length, 0)
+        except OSError:
+            return b""
+
+    def write(self, content: bytes) -> None:
+        """Make this the file's content, if it isn't. Where that fails (a full disk) the file is empty, which may fail as well."""
+        if self.read(len(content) + 1) == content:
+            return
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
+        try:
+            whole = os.pwrite(self._fd, content, 0) == len(content)
+        except OSError:
+            whole = False
+        if not whole:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, 0)
 
     def in_place(self) -> bool:
         """Whether the file that is locked is still the one that the path names: a deleted lock file locks nobody out."""
@@ -71,8 +102,22 @@ class FileLock:
         return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
     def close(self) -> None:
-        """Close the descriptor, which ends the lock unless a forked child holds a copy. Idempotent."""
-        if self._fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self._fd)
-            self._fd = -1
+        """Close the descriptor, which ends the lock. Idempotent."""
+        with _changing:
+            descriptor, self._fd = self._fd, -1
+            if descriptor >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+
+
+def _after_fork_in_child() -> None:
+    """Close the copies, and never unlock: the locks are the parent's."""
+    global _changing
+    _changing = threading.RLock()
+    for lock in list(_open):
+        lock.close()
+
+
+os.register_at_fork(
+    before=lambda: _changing.acquire() and None, after_in_parent=lambda: _changing.release(), after_in_child=_after_fork_in_child
+)

@@ -2,6 +2,7 @@
 
 from kvstore.env.environment import Environment
 from kvstore.env.opening import MIN_CAP, map_bytes_for, open_environment
+from kvstore.env.place import check_room
 from kvstore.env.registry import acquire_environment, exclusive_environment
 from kvstore.env.resizing import check_beside, compact, raise_cap
 from kvstore.env.transactions import Databases, MapFull, Reader, Writer
@@ -16,6 +17,7 @@ __all__ = [
     "Writer",
     "acquire_environment",
     "check_beside",
+    "check_room",
     "compact",
     "exclusive_environment",
     "map_bytes_for",

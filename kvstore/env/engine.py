@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import lmdb
 
+from kvstore.env import forks
 from kvstore.env.transactions import translated
 from kvstore.records.constants import MAX_READERS
 
@@ -24,9 +27,15 @@ def open_lmdb(path: str, *, metasync: bool = True) -> lmdb.Environment:
       in the index brings 8 MiB along (3.1 ms, where a page alone takes 0.06). Payloads and headers don't come this way.
     - `meminit=False`: every byte of a value is ours, and clearing pages first cost a third of the write speed.
     - `max_spare_txns=0`: a cached read transaction would keep its slot across a fork.
+
+    Raises
+    ------
+    ForkedStoreError
+        When the file was open when this process was forked, and py-lmdb doesn't let it be opened again.
     """
-    with translated():
-        return lmdb.open(
+    forks.remember(path)
+    with translated(), forks.opening_inherited(path) if forks.inherited(path) else contextlib.nullcontext():
+        environment = lmdb.open(
             path,
             map_size=0,
             max_dbs=16,
@@ -38,3 +47,5 @@ def open_lmdb(path: str, *, metasync: bool = True) -> lmdb.Environment:
             mode=0o600,
             create=False,
         )
+    forks.remember(path, environment)
+    return environment

@@ -14,6 +14,8 @@ import lmdb
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.env.descriptors import open_data, open_direct
+from kvstore.env.entry import check_holder, holder
 from kvstore.env.faults import MapFaults
 from kvstore.env.reserve import Reservation
 from kvstore.env.settling import Settling
@@ -48,6 +50,10 @@ class Environment:
     ----------
     record : StoreRecord
         The store's identity as it was when it was opened.
+    ended : str
+        What becomes of it, and what to do, for who uses it after that.
+    forked : bool
+        Whether this is a forked child, which has only a copy that it must leave alone.
     companion : object
         What the layers above keep for the file as long as it is open.
     source : FileSource
@@ -73,16 +79,18 @@ class Environment:
         self._lmdb = environment
         self._open_lock = open_lock
         self._write_lock = write_lock
+        self._holder = holder(open_lock)
         self._mutex = threading.Lock()
         self._closed = False
-        self._forked = False
+        self.forked = False
         self._uses = 1
         # re-entrant: the last view of a lease may die in a garbage collection inside these methods
         self._uses_guard = threading.RLock()
         self.gone = threading.Event()  # set once the file is really closed
         self.companion: object = None
+        self.ended = "is closed; open it again"
         self.file_identity = file_identity
-        self._data_fd = os.open(os.path.join(path, DATA_FILE), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._data_fd = open_data(path)
         try:
             if self._named_file() != file_identity:
                 raise StoreBusyError(f"the file of the store at {path} was replaced while it was being opened; open it again")
@@ -93,7 +101,7 @@ class Environment:
                 raise CapError(
                     f"cannot map {self.map_bytes} bytes of {path}: {error.strerror}; lower the cap with Store.resize"
                 ) from error
-            self._direct_fd = self._open_direct()
+            self._direct_fd = open_direct(path, file_identity)
         except BaseException:
             os.close(self._data_fd)
             raise
@@ -111,7 +119,7 @@ class Environment:
     @property
     def closed(self) -> bool:
         """Whether `close` was called, or this is a forked child."""
-        return self._closed or self._forked
+        return self._closed or self.forked
 
     def check_open(self) -> None:
         """Refuse use after close, and in a forked child.
@@ -122,15 +130,20 @@ class Environment:
         """
         self.check_forked()
         if self._closed:
-            raise StoreClosedError(f"the store at {self.path} is closed; open it again")
+            raise StoreClosedError(f"the store at {self.path} {self.ended}")
 
     def check_forked(self) -> None:
         """Refuse use in a forked child, with ForkedStoreError, of what may outlive a close."""
-        if self._forked:
+        if self.forked:
             raise ForkedStoreError(
-                f"the store at {self.path} was open when this process was forked and can't be used here; "
-                "open stores after forking, or start workers with 'spawn'"
+                f"the store at {self.path} was opened before this process was forked, and what was made from it is the parent's; "
+                "open your own here with Store.open"
             )
+
+    @property
+    def shared(self) -> bool:
+        """Whether more uses are counted than one."""
+        return self._uses > 1
 
     def retain(self) -> None:
         """Count one more use. Raises StoreClosedError or ForkedStoreError once the last one has gone."""
@@ -198,7 +211,8 @@ class Environment:
 
     def _write(self, timeout: float, durable: bool) -> Iterator[Writer]:
         deadline = time.monotonic() + timeout
-        if not self._mutex.acquire(timeout=max(timeout, 0)):
+        mutex = self._mutex  # a forked child has another
+        if not mutex.acquire(timeout=max(timeout, 0)):
             raise WriteLockTimeout(f"another thread held the write lock of {self.path} for over {timeout} s; try again later")
         try:
             if not self._write_lock.acquire(exclusive=True, timeout=max(deadline - time.monotonic(), 0)):
@@ -211,7 +225,7 @@ class Environment:
             finally:
                 self._write_lock.release()
         finally:
-            self._mutex.release()
+            mutex.release()
 
     def _transaction(self, durable: bool) -> Iterator[Writer]:
         self._settling.check()
@@ -224,11 +238,10 @@ class Environment:
             if writer.damage:  # so that it is set right, whoever comes to it and however late
                 writer.put(writer.db.meta, SWEEP_KEY, encode_sweep())
             self._faults.check()  # a page that is lost after this makes the commit fail
-            with translated():
-                writer.txn.commit()
+            writer.commit()
         except BaseException as error:
-            writer.txn.abort()
-            if self._faults.met and isinstance(error, KVStoreError) and not isinstance(error, StoreDamagedError):
+            writer.abort()
+            if self._faults.met and isinstance(error, KVStoreError) and not isinstance(error, StoreDamagedError | ForkedStoreError):
                 raise self._faults.error() from error
             raise
         if durable:
@@ -314,18 +327,6 @@ class Environment:
         if time.monotonic() - self._last_reader_check > seconds:
             self.reader_check()
 
-    def _open_direct(self) -> int | None:
-        """A descriptor that reads past the page cache, or None where the file system has no such reads (overlays, network)."""
-        try:
-            descriptor = os.open(os.path.join(self.path, DATA_FILE), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECT)
-        except OSError:
-            return None
-        there = os.fstat(descriptor)
-        if (there.st_dev, there.st_ino) == self.file_identity:
-            return descriptor
-        os.close(descriptor)
-        return None
-
     def window(self, offsets: npt.NDArray[np.uint64], piece: int, length: int) -> Window:
         """Pieces of the data file side by side, private to the process. See `Window`.
 
@@ -405,6 +406,8 @@ class Environment:
                 f"a lock file in {self.path} was deleted or replaced while the store was open; writing is refused, since "
                 "another process could write at the same time: close the store in every process and open it again"
             )
+        if holder(self._open_lock) != self._holder:  # nobody rewrites it while it is shared, where flock holds
+            check_holder(self._open_lock, self.path)
         if self._named_file() != self.file_identity:
             raise StoreDamagedError(
                 f"the data file in {self.path} was deleted or replaced while the store was open; what would be written is lost: "
@@ -433,14 +436,12 @@ class Environment:
             return record == self.record and int(self._lmdb.info()["map_size"]) == self.map_bytes
 
     def after_fork(self) -> None:
-        """In a forked child: give up our descriptors (never unlock: the lock is the parent's) and refuse every use."""
-        self._forked = True
+        """In a forked child: give up our descriptors (those of the lock files are closed already) and refuse every use."""
+        self.forked = True
         self._mutex = threading.Lock()
         self._settling.after_fork()
         self._uses_guard = threading.RLock()
         if not self._closed:
-            self._write_lock.close()
-            self._open_lock.close()
             for descriptor in (self._data_fd, self._direct_fd):
                 if descriptor is not None:
                     with contextlib.suppress(OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -13,17 +14,22 @@ from pathlib import Path
 import lmdb
 
 from kvstore.env.engine import open_lmdb
+from kvstore.env.entry import enter, share
 from kvstore.env.environment import Environment
-from kvstore.env.pages import read_facts, write_empty
+from kvstore.env.leftovers import remove_leftovers
+from kvstore.env.pages import read_facts, what_to_do, write_empty
+from kvstore.env.place import check_file_system, check_room, warn_of_room
 from kvstore.env.transactions import Databases, translated
 from kvstore.env.verifying import verify_file
 from kvstore.errors import (
     CapError,
+    ForkedStoreError,
     IndexDamaged,
     KVStoreError,
     NotAStoreError,
     StoreBusyError,
     StoreDamagedError,
+    StoreFullError,
     StoreMissingError,
     StoreOwnerError,
 )
@@ -34,6 +40,7 @@ from kvstore.records.constants import (
     DEFAULT_PAGE_BYTES,
     LMDB_LOCK_FILE,
     LOCK_RESERVE,
+    NEW_DATA_FILE,
     OPEN_LOCK_FILE,
     PAGE_HEADER,
     SPACER_REGION_PAGES,
@@ -50,8 +57,7 @@ _log = logging.getLogger("kvstore")
 _MIN_PAGES = 128  # LMDB's trees, their copies under way, and room to evict in
 MIN_CAP = LOCK_RESERVE + _MIN_PAGES * DEFAULT_PAGE_BYTES
 MAX_CAP = 1 << 45  # the file is mapped twice, by LMDB and by us, in an address space of 47 bits
-_NEW_DATA_FILE = DATA_FILE + ".new"
-_OURS = {DATA_FILE, LMDB_LOCK_FILE, OPEN_LOCK_FILE, WRITE_LOCK_FILE, _NEW_DATA_FILE}
+_OURS = {DATA_FILE, LMDB_LOCK_FILE, OPEN_LOCK_FILE, WRITE_LOCK_FILE, NEW_DATA_FILE}
 
 
 def map_bytes_for(cap: int, page_bytes: int) -> int:
@@ -78,6 +84,7 @@ def open_environment(
     lock_timeout: float,
     page_bytes: int = DEFAULT_PAGE_BYTES,
     any_owner: bool = False,
+    any_filesystem: bool = False,
 ) -> Environment:
     """Open the store at `path`, or create it when there is none and `max_bytes` is given.
 
@@ -86,19 +93,16 @@ def open_environment(
     Raises
     ------
     NotAStoreError, StoreMissingError, StoreOwnerError, StoreDamagedError, FormatVersionError, CapError, StoreBusyError
+    SharingError
     """
     directory = os.path.realpath(os.fspath(path))
-    _check_directory(directory, max_bytes, any_owner=any_owner)
+    _check_directory(directory, max_bytes, any_owner=any_owner, any_filesystem=any_filesystem)
     made = [name for name in (OPEN_LOCK_FILE, WRITE_LOCK_FILE) if not (Path(directory) / name).exists()]
     with contextlib.ExitStack() as undo:
         open_lock, write_lock = _lock_files(directory)
         undo.callback(open_lock.close)
         undo.callback(write_lock.close)
-        first = open_lock.acquire(exclusive=True, timeout=0)
-        if not first and not open_lock.acquire(exclusive=False, timeout=lock_timeout):
-            raise StoreBusyError(
-                f"another process has held {directory} exclusively for over {lock_timeout} s (verifying or resizing); try later"
-            )
+        first = enter(open_lock, directory, lock_timeout)
         try:
             environment = _open_locked(directory, max_bytes, page_bytes, first, lock_timeout, open_lock, write_lock, len(made) < 2)
         except NotAStoreError:
@@ -109,7 +113,7 @@ def open_environment(
         return environment
 
 
-def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool) -> None:
+def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool, any_filesystem: bool) -> None:
     at = Path(directory)
     try:
         there_already = at.exists()
@@ -121,23 +125,29 @@ def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool) 
         if max_bytes is None:
             raise StoreMissingError(f"there is no store at {directory}; pass max_bytes to create one")
         map_bytes_for(max_bytes, DEFAULT_PAGE_BYTES)
+        above = next(above for above in at.parents if above.exists())
+        check_file_system(str(above), any_filesystem=any_filesystem)
+        check_room(str(above), max_bytes, 0)
         try:
             _make_directories(at)
         except OSError as error:
-            raise StoreOwnerError(f"cannot create {directory}: {error.strerror}; choose a directory you can write") from error
+            raise _cannot(f"cannot create {directory}", error, "choose a directory you can write") from error
     if not at.is_dir():
         raise NotAStoreError(f"{directory} is a file; a store is a directory")
     if not os.access(directory, os.W_OK | os.X_OK | os.R_OK):
         raise StoreOwnerError(f"{directory} is not writable: a store needs its lock files even to read; check its permissions")
+    check_file_system(directory, any_filesystem=any_filesystem)
+    _check_owner(at, {os.geteuid(), 0}, any_owner=any_owner)  # who owns it can put other files in the place of ours
     for name in sorted(_OURS):
         with contextlib.suppress(FileNotFoundError):
             there = os.lstat(at / name)
             if not stat.S_ISREG(there.st_mode):
                 raise StoreOwnerError(f"{at / name} is not a regular file (a symbolic link?); a store does not follow it")
-            if not any_owner and there.st_uid != os.geteuid():
+            _check_owner(at / name, {os.geteuid()}, any_owner=any_owner)
+            if not os.access(at / name, os.R_OK | os.W_OK) and os.path.lexists(at / name):
                 raise StoreOwnerError(
-                    f"{at / name} belongs to user {there.st_uid}, this process runs as {os.geteuid()}; "
-                    "pass any_owner=True to trust it"
+                    f"{at / name} cannot be read and written by user {os.geteuid()} (its owner is {there.st_uid}, its mode "
+                    f"{stat.S_IMODE(there.st_mode):04o}); check its permissions"
                 )
     if not (at / DATA_FILE).exists():
         foreign = sorted(entry.name for entry in at.iterdir() if entry.name not in _OURS)
@@ -145,6 +155,16 @@ def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool) 
             raise NotAStoreError(f"{directory} holds {foreign[0]!r} and no store; choose an empty directory or a new one")
         if max_bytes is None:
             raise StoreMissingError(f"there is no store in {directory}; pass max_bytes to create one")
+        map_bytes_for(max_bytes, DEFAULT_PAGE_BYTES)
+        check_room(directory, max_bytes, 0)
+
+
+def _check_owner(at: Path, trusted: set[int], *, any_owner: bool) -> None:
+    owner = os.lstat(at).st_uid
+    if not any_owner and owner not in trusted:
+        raise StoreOwnerError(
+            f"{at} belongs to user {owner}, this process runs as {os.geteuid()}; pass any_owner=True (--any-owner) to trust it"
+        )
 
 
 def _make_directories(at: Path) -> None:
@@ -164,13 +184,17 @@ def _sync_directory(directory: str | Path) -> None:
         os.close(fd)
 
 
+def _cannot(what: str, error: OSError, advice: str) -> KVStoreError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFullError(f"{what}: {error.strerror}; make room on the disk")
+    return StoreOwnerError(f"{what}: {error.strerror}; {advice}")
+
+
 def _lock_files(directory: str) -> tuple[FileLock, FileLock]:
     try:
         return FileLock(str(Path(directory) / OPEN_LOCK_FILE)), FileLock(str(Path(directory) / WRITE_LOCK_FILE))
     except OSError as error:
-        raise StoreOwnerError(
-            f"cannot open the lock files in {directory}: {error.strerror}; a store on a read-only mount gives no leases"
-        ) from error
+        raise _cannot(f"cannot open the lock files in {directory}", error, "a store needs them even to read") from error
 
 
 def _open_locked(
@@ -198,7 +222,6 @@ def _open_locked(
     # file is new, and handles of databases outlive the transaction that opened them only if that is a write transaction
     # (py-lmdb ends a read transaction by a reset, and the handles with it).
     try:
-        there = os.stat(data, follow_symlinks=False)
         environment = _open_file(directory, data)
         try:
             if first and _initialise(environment, max_bytes):
@@ -209,18 +232,23 @@ def _open_locked(
             if max_bytes is not None and max_bytes != record.cap:
                 raise CapError(
                     f"the store at {directory} has a cap of {record.cap} bytes, max_bytes is {max_bytes}; "
-                    "open it with max_bytes=None, or change the cap with Store.resize"
+                    "open it with max_bytes=None, or change the cap with Store.resize (python -m kvstore resize)"
                 )
             with translated():
                 environment.reader_check()
+            if first:
+                remove_leftovers(Path(directory))
+            # Only now: on an overlay LMDB's opening for writing copies the file up, and the copy may have another identity.
+            there = os.stat(data, follow_symlinks=False)
+            warn_of_room(directory, record.cap, there.st_blocks * 512)
         except BaseException:
             environment.close()
             raise
     finally:
         write_lock.release()
     try:
-        if first and not open_lock.acquire(exclusive=False, timeout=lock_timeout):
-            raise StoreBusyError(f"another process took {directory} exclusively; try later")
+        if first:
+            share(open_lock, directory, lock_timeout)
         return Environment(directory, environment, db, record, open_lock, write_lock, (there.st_dev, there.st_ino))
     except BaseException:
         environment.close()
@@ -230,8 +258,10 @@ def _open_locked(
 def _open_file(directory: str, data: Path) -> lmdb.Environment:
     try:
         return open_lmdb(directory, metasync=False)
+    except (ForkedStoreError, StoreFullError):
+        raise
     except KVStoreError as error:
-        raise StoreDamagedError(f"LMDB cannot open {data}: {error}") from error
+        raise StoreDamagedError(f"LMDB cannot open {data}: {error}; {what_to_do(data)}") from error
 
 
 def _unborn(data: Path) -> bool:
@@ -246,14 +276,15 @@ def _unborn(data: Path) -> bool:
 def _create_file(directory: str, max_bytes: int | None, page_bytes: int) -> None:
     if max_bytes is None:
         raise StoreMissingError(f"there is no store in {directory}; pass max_bytes to create one")
-    new = Path(directory) / _NEW_DATA_FILE
+    check_room(directory, max_bytes, 0)
+    new = Path(directory) / NEW_DATA_FILE
     new.unlink(missing_ok=True)
     try:
         write_empty(str(new), page_bytes=page_bytes, map_bytes=map_bytes_for(max_bytes, page_bytes))
         new.rename(Path(directory) / DATA_FILE)
         _sync_directory(directory)
     except OSError as error:
-        raise StoreOwnerError(f"cannot create a store in {directory}: {error.strerror}") from error
+        raise _cannot(f"cannot create a store in {directory}", error, "check its permissions") from error
 
 
 def _facts(data: Path, had_locks: bool) -> None:
@@ -261,14 +292,17 @@ def _facts(data: Path, had_locks: bool) -> None:
         read_facts(str(data))
     except NotAStoreError as error:
         if had_locks:  # our lock files stand beside it: it was a store
-            raise StoreDamagedError(f"{error}: its first pages are damaged; move it away and let a new one be created") from error
+            raise StoreDamagedError(
+                f"{data} does not begin like the data file of a store, which it was: its first pages are damaged; "
+                f"{what_to_do(data)}"
+            ) from error
         raise
     except KVStoreError:
         raise
     except PermissionError as error:
         raise StoreOwnerError(f"cannot read {data}: {error.strerror}; check its permissions") from error
     except OSError as error:
-        raise StoreDamagedError(f"cannot read {data}: {error.strerror}") from error
+        raise StoreDamagedError(f"cannot read {data}: {error.strerror}; {what_to_do(data)}") from error
 
 
 def _check_file(data: Path, had_locks: bool) -> None:
@@ -277,10 +311,7 @@ def _check_file(data: Path, had_locks: bool) -> None:
     problems = verify_file(str(data))
     _log.debug("verified the structure of %s in %.3f s", data, time.monotonic() - started)
     if problems:
-        raise StoreDamagedError(
-            f"{data} is damaged ({len(problems)} problems, first: {problems[0]}); "
-            "move it away and let a new one be created: its sessions are computed again"
-        )
+        raise StoreDamagedError(f"{data} is damaged ({len(problems)} problems, first: {problems[0]}); {what_to_do(data)}")
 
 
 def _drop_cached(data: Path) -> None:
@@ -348,7 +379,11 @@ def _read_identity(environment: lmdb.Environment, directory: str) -> tuple[Store
     except lmdb.NotFoundError as error:
         raise foreign from error
     except lmdb.Error as error:
-        raise StoreDamagedError(f"the identity of the store at {directory} cannot be read: {error}") from error
+        raise StoreDamagedError(
+            f"the identity of the store at {directory} cannot be read: {error}; {what_to_do(Path(directory) / DATA_FILE)}"
+        ) from error
     except IndexDamaged as error:
-        raise StoreDamagedError(f"the identity of the store at {directory} is damaged: {error}") from error
+        raise StoreDamagedError(
+            f"the identity of the store at {directory} is damaged: {error}; {what_to_do(Path(directory) / DATA_FILE)}"
+        ) from error
     return record, db

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kvstore.errors import NotAStoreError, StoreDamagedError
 
-__all__ = ["FileFacts", "read_facts", "write_empty"]
+__all__ = ["FileFacts", "read_facts", "what_to_do", "write_empty"]
 
 _LMDB_MAGIC, _LMDB_DATA_VERSION = 0xBEEFC0DE, 1
 _P_META = 0x08
@@ -65,25 +65,31 @@ def read_facts(path: str) -> FileFacts:
     StoreDamagedError
         When it is empty, or shorter than its last page needs: touching it would kill the process.
     """
-    size = os.stat(path).st_size
-    if size == 0:
-        raise StoreDamagedError(f"{path} is empty: the store was truncated; move it away and let a new one be created")
-    with open(path, "rb") as file:
+    with open(path, "rb", buffering=0) as file:
         first = file.read(_LAST + _END.size)
+        if not first:
+            raise StoreDamagedError(f"{path} is empty: the store was truncated; {what_to_do(path)}")
         found = _parse(first)
         if found is None:
             raise NotAStoreError(f"{path} does not begin like the data file of a store; choose another directory")
         page_bytes, map_bytes, last_page, transaction = found
         file.seek(page_bytes)
         second = _parse(file.read(_LAST + _END.size))
+        # Looked at last: a process that is writing lets the file grow first, and then says so in a meta page.
+        size = os.fstat(file.fileno()).st_size
     if second is not None and second[3] > transaction:
         map_bytes, last_page, transaction = second[1:]
     if size < (last_page + 1) * page_bytes:
         raise StoreDamagedError(
             f"{path} has {size} bytes, its last page ends at {(last_page + 1) * page_bytes}: the store was truncated; "
-            "move it away and let a new one be created"
+            f"{what_to_do(path)}"
         )
     return FileFacts(page_bytes, map_bytes, last_page, transaction, size)
+
+
+def what_to_do(path: str | os.PathLike[str]) -> str:
+    """What an error of a damaged data file tells people to do."""
+    return f"run `python -m kvstore repair {os.path.dirname(path)}`, which keeps what verifies, or move it away"
 
 
 def _parse(raw: bytes) -> tuple[int, int, int, int] | None:

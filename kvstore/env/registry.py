@@ -9,16 +9,13 @@ from collections.abc import Iterator
 
 from kvstore.env.environment import Environment
 from kvstore.env.opening import open_environment
-from kvstore.errors import CapError, ForkedStoreError, StoreBusyError, StoreClosedError
+from kvstore.errors import CapError, StoreBusyError, StoreClosedError
 from kvstore.records.constants import DATA_FILE
 
 __all__ = ["acquire_environment", "exclusive_environment"]
 
 # LMDB forbids opening a file twice in a process; keyed by device and inode, which every path to it has in common.
 _open: dict[tuple[int, int], Environment] = {}
-# Files that were open when this process was forked. LMDB must not open them here: its handle from before the fork can't be
-# closed without clearing the parent's reader slots.
-_inherited: set[tuple[int, int]] = set()
 _opening = threading.Lock()  # one opener at a time
 _exclusive: set[tuple[int, int]] = set()  # files that are being resized by this process
 
@@ -32,29 +29,33 @@ def _identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
 
 
 def acquire_environment(
-    path: str | os.PathLike[str], *, max_bytes: int | None, lock_timeout: float, any_owner: bool
+    path: str | os.PathLike[str],
+    *,
+    max_bytes: int | None,
+    lock_timeout: float,
+    any_owner: bool = False,
+    any_filesystem: bool = False,
 ) -> Environment:
     """Open a store, or count one more use of one that is open in this process. Its `release` gives the use back."""
     with _opening:
         key = _identity(path)
-        if key is not None and key in _inherited:
-            raise ForkedStoreError(
-                f"the store at {os.fspath(path)} was open when this process was forked, and LMDB opens a file once in a process; "
-                "open stores after forking, or start workers with 'spawn'"
-            )
         if key is not None and key in _exclusive:
             raise StoreBusyError(f"the store at {os.fspath(path)} is just being resized by this process; try again later")
         known = _open.get(key) if key is not None else None
         if known is not None and _share(known, max_bytes, lock_timeout):
             return known
-        environment = open_environment(path, max_bytes=max_bytes, lock_timeout=lock_timeout, any_owner=any_owner)
+        environment = open_environment(
+            path, max_bytes=max_bytes, lock_timeout=lock_timeout, any_owner=any_owner, any_filesystem=any_filesystem
+        )
         _forget_closed()
         _open[environment.file_identity] = environment
         return environment
 
 
 @contextlib.contextmanager
-def exclusive_environment(path: str | os.PathLike[str], *, lock_timeout: float) -> Iterator[Environment]:
+def exclusive_environment(
+    path: str | os.PathLike[str], *, lock_timeout: float, any_owner: bool = False, any_filesystem: bool = False
+) -> Iterator[Environment]:
     """A store that nobody else has open, in this process or another, for the length of a `with` block. Closed afterwards.
 
     Raises
@@ -67,9 +68,11 @@ def exclusive_environment(path: str | os.PathLike[str], *, lock_timeout: float) 
         known = _open.get(key) if key is not None else None
         if (known is not None and not known.gone.is_set()) or key in _exclusive:
             raise StoreBusyError(
-                f"{os.fspath(path)} is open in this process; close its handles, leases and views before you resize it"
+                f"{os.fspath(path)} is open in this process; end its handles, leases, views and cascades before you resize it"
             )
-        environment = open_environment(path, max_bytes=None, lock_timeout=lock_timeout)
+        environment = open_environment(
+            path, max_bytes=None, lock_timeout=lock_timeout, any_owner=any_owner, any_filesystem=any_filesystem
+        )
         _exclusive.add(environment.file_identity)
     try:
         if not environment.exclusive(lock_timeout):
@@ -95,7 +98,7 @@ def _share(known: Environment, max_bytes: int | None, lock_timeout: float) -> bo
         known.release()
         raise CapError(
             f"the store is open with a cap of {cap} bytes, max_bytes is {max_bytes}; "
-            "open it with max_bytes=None, or change the cap with Store.resize"
+            "open it with max_bytes=None, or change the cap with Store.resize (python -m kvstore resize)"
         )
     return True
 
@@ -108,11 +111,11 @@ def _forget_closed() -> None:
 def _after_fork_in_child() -> None:
     global _opening
     _opening = threading.Lock()
-    for key, environment in _open.items():
+    for environment in _open.values():
         if not environment.gone.is_set():
             environment.after_fork()
-            _inherited.add(key)
     _open.clear()
+    _exclusive.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import struct
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +18,7 @@ import lmdb
 
 from kvstore.env.engine import open_lmdb
 from kvstore.env.environment import Environment
+from kvstore.env.leftovers import beside_of, remove_beside
 from kvstore.env.opening import map_bytes_for
 from kvstore.env.transactions import Databases, Writer, translated
 from kvstore.env.verifying import verify_file
@@ -27,6 +31,8 @@ __all__ = ["check_beside", "compact", "raise_cap"]
 
 _MAP_SIZE_AT = 16 + 16  # offset of mm_mapsize in a meta page: page header, then magic, version and fixed address
 _REFS_A_TRANSACTION = 4096
+
+Progress = Callable[[str, int, int], None]
 
 
 def raise_cap(environment: Environment, cap: int) -> None:
@@ -45,11 +51,16 @@ def raise_cap(environment: Environment, cap: int) -> None:
         txn.put(txn.db.meta, STORE_KEY, _with_cap(record, cap, record.generation).encode())
 
 
-def compact(environment: Environment, cap: int) -> None:
+def compact(environment: Environment, cap: int, progress: Progress | None = None) -> None:
     """Write the store anew, without free pages and with a lower cap, beside its directory, and put it in place.
 
     The caller holds the store exclusively, has evicted down to what fits, and closes the environment afterwards. A crash
-    leaves the old file or the new one.
+    leaves the old file or the new one; the copy that it may leave beside the directory goes with the next exclusive opener.
+
+    Parameters
+    ----------
+    progress : callable, optional
+        Called with (what, done, total), on this thread.
 
     Raises
     ------
@@ -60,12 +71,19 @@ def compact(environment: Environment, cap: int) -> None:
     """
     record, home = environment.record, Path(environment.path)
     with environment.reading() as txn:
-        beside = _make_beside(home, txn.live_pages() * record.page_bytes)
+        needed = txn.live_pages() * record.page_bytes
+    beside = _make_beside(home, needed)
     try:
-        environment.copy_compact(str(beside))
         new = beside / DATA_FILE
+        if progress is None:
+            environment.copy_compact(str(beside))
+        else:
+            _copy_watched(environment, new, needed, progress)
+            progress("recording offsets", 0, 1)
         _set_map_bytes(new, record.page_bytes, map_bytes_for(cap, record.page_bytes))
         _rebuild_offsets(str(beside), _with_cap(record, cap, record.generation + 1))
+        if progress is not None:
+            progress("verifying the copy", 0, 1)
         problems = verify_file(str(new))
         if problems:
             raise StoreDamagedError(f"the compacted copy does not verify: {problems[0]}; the store is left as it was")
@@ -74,7 +92,18 @@ def compact(environment: Environment, cap: int) -> None:
         new.replace(home / DATA_FILE)
         _sync_directory(home)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        remove_beside(home)
+
+
+def _copy_watched(environment: Environment, new: Path, needed: int, progress: Progress) -> None:
+    """Copy on a thread of its own, and say here how far it is: LMDB doesn't."""
+    with ThreadPoolExecutor(1, "kvstore-resize") as pool:
+        copying = pool.submit(environment.copy_compact, str(new.parent))
+        while not copying.done():
+            with contextlib.suppress(FileNotFoundError):
+                progress("copying", min(new.stat().st_size, needed), needed)
+            wait([copying], 0.1)
+        copying.result()
 
 
 def check_beside(environment: Environment, needed: int) -> None:
@@ -89,14 +118,14 @@ def check_beside(environment: Environment, needed: int) -> None:
 
 def _make_beside(home: Path, needed: int) -> Path:
     """Make the directory of the copy; what a killed resize has left there goes first. The store is held exclusively."""
-    beside = home.parent / f".{home.name}.resize"
+    beside = beside_of(home)
     if home.stat().st_dev != home.parent.stat().st_dev:
         raise StoreFullError(
             f"{home} is a mount point: lowering the cap writes the store anew beside it, which is another file system; "
             "move the store into a directory of its own"
         )
     try:
-        shutil.rmtree(beside, ignore_errors=True)
+        remove_beside(home)
         beside.mkdir(mode=0o700)
     except OSError as error:
         raise StoreOwnerError(f"lowering the cap needs the directory {beside} for a while: {error.strerror}") from error
@@ -153,10 +182,9 @@ def _rebuild_some(environment: lmdb.Environment, db: Databases, page_bytes: int,
             at = writer.locate(key)
             padded = BlockHeader.decode(writer.value_start(key)).padded_bytes
             writer.put(db.refs, key, replace(ref, offset=at + padded).encode(key))
-        with translated():
-            writer.txn.commit()
+        writer.commit()
     except BaseException:
-        writer.txn.abort()
+        writer.abort()
         raise
     return following
 

@@ -13,7 +13,7 @@ import lmdb
 import numpy as np
 
 from kvstore.env.values import P_OVERFLOW, ValuePages
-from kvstore.errors import IndexDamaged, KVStoreError, StoreBusyError, StoreDamagedError, StoreFullError
+from kvstore.errors import ForkedStoreError, IndexDamaged, KVStoreError, StoreBusyError, StoreDamagedError, StoreFullError
 from kvstore.records.constants import DATABASES, PAGE_HEADER
 
 __all__ = ["Databases", "MapFull", "Reader", "Writer", "translated"]
@@ -173,7 +173,7 @@ class Reader:
 class Writer:
     """The write transaction. Made by `Environment.write`, used on the thread that made it."""
 
-    __slots__ = ("_values", "damage", "db", "freed", "page_bytes", "placed", "stuck", "transaction", "txn")
+    __slots__ = ("_pid", "_values", "damage", "db", "freed", "page_bytes", "placed", "stuck", "transaction", "txn")
 
     def __init__(self, environment: lmdb.Environment, db: Databases, page_bytes: int, values: ValuePages | None = None) -> None:
         self.txn: lmdb.Transaction = environment.begin(write=True, buffers=True)
@@ -185,6 +185,19 @@ class Writer:
         self.stuck: list[bytes] = []  # blocks that it had to leave where they are, since they can't be freed
         self._values = values
         self.transaction: int = self.txn.id()
+        self._pid = os.getpid()
+
+    def commit(self) -> None:
+        """Commit. Raises ForkedStoreError in a child that was forked in the middle of it: the transaction is the parent's."""
+        if self._pid != os.getpid():
+            raise ForkedStoreError("this process was forked in the middle of a write, which goes on in the parent; write anew here")
+        with translated():
+            self.txn.commit()
+
+    def abort(self) -> None:
+        """Undo everything. Idempotent. In a forked child it does nothing."""
+        if self._pid == os.getpid():
+            self.txn.abort()
 
     def get(self, key: bytes, db: Any) -> bytes | None:
         """Read a record as bytes; None when there is none. Not for blocks: see `locate`."""

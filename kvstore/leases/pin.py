@@ -56,7 +56,9 @@ class Pin:
             self._holders += 1
 
     def drop(self) -> None:
-        """Give a hold back; the last one ends the transaction."""
+        """Give a hold back; the last one ends the transaction. Does nothing in a forked child."""
+        if self._store.environment.forked:
+            return  # and a thread that isn't there may hold the guard
         with self._guard:
             self._holders -= 1
             if self._holders:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
@@ -27,6 +28,7 @@ class Region:
         self._holders = 1
         self._guard = threading.RLock()  # re-entrant, as the pin's
         self.window = window
+        self._pid = os.getpid()
 
     @property
     def arrays(self) -> int:
@@ -47,10 +49,14 @@ class Region:
 
     def drop(self) -> None:
         """Give a hold back; the last one unmaps the window and then lets the pin go."""
-        with self._guard:
+        if not self._guard.acquire(timeout=-1 if self._pid == os.getpid() else 0):
+            return  # a forked child: another thread of the parent was just at it; the window stays until the child ends
+        try:
             self._holders -= 1
             if self._holders:
                 return
+        finally:
+            self._guard.release()
         self.window.close()
         self._unpin()
 

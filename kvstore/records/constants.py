@@ -13,12 +13,14 @@ __all__ = [
     "DATA_FILE",
     "DEFAULT_PAGE_BYTES",
     "FORMAT_VERSION",
+    "HOLDER_MAGIC",
     "KIND_ENTRY",
     "KIND_ROWS",
     "KIND_STATES",
     "LMDB_LOCK_FILE",
     "LOCK_RESERVE",
     "MAX_READERS",
+    "NEW_DATA_FILE",
     "OPEN_LOCK_FILE",
     "PAGE_HEADER",
     "PAYLOAD_ALIGN",
@@ -34,6 +36,7 @@ __all__ = [
 FORMAT_VERSION: Final = 1  # on disk
 STORE_MAGIC: Final = b"kvstore\x00"  # on disk
 BLOCK_MAGIC: Final = b"kvsblock"  # on disk
+HOLDER_MAGIC: Final = b"kvstore-holder"  # on disk, in open.lock
 
 # kinds of block; on disk
 KIND_ROWS: Final = 1  # rows of all streams for consecutive positions
@@ -48,6 +51,7 @@ DATA_FILE: Final = "data.mdb"
 LMDB_LOCK_FILE: Final = "lock.mdb"
 OPEN_LOCK_FILE: Final = "open.lock"
 WRITE_LOCK_FILE: Final = "write.lock"
+NEW_DATA_FILE: Final = "data.mdb.new"  # while it is being created
 
 # 32 KiB: an edge's record stays inline up to half a page, the free list stays short, the verifier is quick
 # (docs/architecture.md has the comparison with 16 KiB).

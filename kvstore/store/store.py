@@ -11,7 +11,7 @@ from types import TracebackType
 from kvstore.blocks import offset_of
 from kvstore.check import Problem, Progress, verify_contents
 from kvstore.env import acquire_environment
-from kvstore.errors import StoreClosedError
+from kvstore.errors import StoreBusyError, StoreClosedError
 from kvstore.ids import ID_BYTES
 from kvstore.layout import Layout
 from kvstore.records.meta import NamespaceRecord
@@ -24,6 +24,27 @@ __all__ = ["Store", "VerifyResult"]
 
 _LONGEST_TIMEOUT = 1e6  # seconds; what locks take
 _guard = threading.Lock()
+
+
+def _open_scope(
+    path: str | os.PathLike[str], max_bytes: int | None, lock_timeout: float, any_owner: bool, any_filesystem: bool
+) -> StoreScope:
+    environment = acquire_environment(
+        path, max_bytes=max_bytes, lock_timeout=lock_timeout, any_owner=any_owner, any_filesystem=any_filesystem
+    )
+    with _guard:
+        scope = environment.companion
+        if not isinstance(scope, StoreScope):
+            scope = environment.companion = StoreScope(environment, lock_timeout)
+    return scope
+
+
+def _after_fork_in_child() -> None:
+    global _guard
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +79,14 @@ class Store:
     """A handle on a store: a directory on a local file system that many processes have open at once. Thread-safe.
 
     Made by `Store.open`; used as a context manager, or closed with `close`. Opening a store twice in one process gives two
-    handles on the same open file. A store that is open during a fork can be neither used nor
-    opened again in the child: fork first, or start workers with 'spawn'.
+    handles on the same open file. After a fork, handles, namespaces, leases and tiers from before it stay the parent's: in the
+    child they raise ForkedStoreError, and the child opens the store for itself.
     """
 
-    def __init__(self, scope: StoreScope) -> None:
+    def __init__(self, scope: StoreScope, *, any_owner: bool = False, any_filesystem: bool = False) -> None:
         self._scope = scope
+        self._any_owner = any_owner
+        self._any_filesystem = any_filesystem
         self._closed = False
         self._close_guard = threading.Lock()
         self._pid = os.getpid()
@@ -76,6 +99,7 @@ class Store:
         max_bytes: int | None = None,
         lock_timeout: float = 10.0,
         any_owner: bool = False,
+        any_filesystem: bool = False,
     ) -> Store:
         """Open a store, or create one.
 
@@ -91,7 +115,10 @@ class Store:
             Seconds that opening and every write wait for other processes before they give up with a named error. Handles of
             one process on one store share that of the first.
         any_owner : bool
-            Trust files that belong to another user.
+            Trust files that belong to another user, and a directory that belongs to one other than this or root.
+        any_filesystem : bool
+            Go on, at your own risk, on a file system that is refused by its type: right for a folder of the host in a virtual
+            machine, if nothing outside this one kernel ever opens the store.
 
         Raises
         ------
@@ -106,17 +133,15 @@ class Store:
         StoreOwnerError
             The directory isn't writable, or its files belong to another user or are symbolic links.
         CapError
-            `max_bytes` is too small, or another than the stored one.
+            `max_bytes` is too small, another than the stored one, or more than the disk has for a new store.
+        SharingError
+            The file system isn't a local one, or the store is in use by another kernel or from another PID namespace.
         StoreBusyError
             Another process holds the store exclusively (verifying or resizing it) for too long.
         """
         timeout = min(max(float(lock_timeout), 0.0), _LONGEST_TIMEOUT)
-        environment = acquire_environment(path, max_bytes=max_bytes, lock_timeout=timeout, any_owner=any_owner)
-        with _guard:
-            scope = environment.companion
-            if not isinstance(scope, StoreScope):
-                scope = environment.companion = StoreScope(environment, timeout)
-        return cls(scope)
+        scope = _open_scope(path, max_bytes, timeout, any_owner, any_filesystem)
+        return cls(scope, any_owner=any_owner, any_filesystem=any_filesystem)
 
     def __enter__(self) -> Store:
         self._check_open()
@@ -140,11 +165,14 @@ class Store:
 
     def close(self) -> None:
         """Close this handle. Idempotent. Views of leases stay valid: the file is closed with the last of them."""
+        if self._pid != os.getpid():  # the parent's; another thread of it may have held the guard at the fork
+            self._closed = True
+            return
         with self._close_guard:
             if self._closed:
                 return
             self._closed = True
-        if self._pid == os.getpid() and not self._scope.environment.closed:
+        if not self._scope.environment.closed:
             try:
                 self._scope.write_pending(timeout=1.0)
             finally:
@@ -220,23 +248,47 @@ class Store:
             raise KeyError(namespace_id.hex())
         return evict_all(scope, NamespaceRecord.decode(namespace_id, raw).root)
 
-    @classmethod
-    def resize(cls, path: str | os.PathLike[str], max_bytes: int, *, lock_timeout: float = 10.0) -> StoreStats:
-        """Change the cap of a store that nobody has open, this process included.
+    def resize(self, max_bytes: int, *, progress: Progress | None = None) -> StoreStats:
+        """Change the cap. Needs the store for itself: no other handle, lease, view or cascade in this process, no other process.
 
         Raising it is quick. Lowering it evicts down to the new limit and writes the store anew beside its directory, for which
-        the file system must have room.
+        the file system must have room. The handle goes on with the new file; namespaces and tiers made from it before are closed
+        with the old one, and say so. After a refusal the handle goes on as well, with the old cap.
+
+        Parameters
+        ----------
+        max_bytes : int
+            The new cap.
+        progress : callable, optional
+            Called with (what, done, total).
 
         Raises
         ------
         StoreBusyError
-            When the store is open somewhere.
+            When something else uses the store.
         CapError
-            When the new cap is too small.
+            When the new cap is too small, or higher than the disk has room for.
         StoreFullError
             When lowering finds no room for both files.
         """
-        return resize(path, max_bytes, lock_timeout=lock_timeout)
+        with self._close_guard:
+            scope = self._check_open()
+            environment = scope.environment
+            if environment.shared:
+                raise StoreBusyError(
+                    f"the store at {self.path} is used by more than this handle in this process; end its other handles, leases, "
+                    "views and cascades before you resize it"
+                )
+            scope.write_pending(timeout=1.0)
+            environment.release()
+            if environment.closed:
+                environment.ended = "was resized, which closes what was made from it before; make it anew from the store"
+            trust = {"any_owner": self._any_owner, "any_filesystem": self._any_filesystem}
+            try:
+                resize(environment.path, max_bytes, lock_timeout=scope.lock_timeout, progress=progress, **trust)
+            finally:
+                self._scope = _open_scope(environment.path, None, scope.lock_timeout, self._any_owner, self._any_filesystem)
+        return gather_stats(self._scope)
 
     def verify(self, *, deep: bool = False, progress: Progress | None = None) -> VerifyResult:
         """Check that all records agree; with `deep`, that every block's bytes hash to its id. Others may work meanwhile.

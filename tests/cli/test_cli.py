@@ -120,3 +120,18 @@ def test_runs_as_a_module(path: Path) -> None:
     """`python -m kvstore` is the command."""
     done = subprocess.run([sys.executable, "-m", "kvstore", "ls", str(path), "--json"], capture_output=True, text=True, check=True)
     assert len(json.loads(done.stdout)) == 2
+
+
+def test_resize(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`resize` changes the cap, for people and as JSON; a refusal is one line and status 2, and changes nothing."""
+    assert main(["resize", str(path), "8MiB"]) == 0
+    out = capsys.readouterr().out
+    assert "16.0 MiB before, 8.0 MiB now" in out
+    assert run_json(capsys, "resize", path, "32M")["max_bytes"] == 32 << 20
+    assert main(["resize", str(path), "12"]) == 2
+    assert "at least" in capsys.readouterr().err
+    with Store.open(path) as store:
+        assert main(["resize", str(path), "8MiB"]) == 2
+        assert "more than this handle" in capsys.readouterr().err
+        assert store.max_bytes == 32 << 20
+        assert restored(store.namespace(plain_layout()), SESSION) == 100

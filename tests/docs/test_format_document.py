@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from kvstore import ids
+from kvstore.env import entry
 from kvstore.kernel import crc32c
 from kvstore.layout import DTYPES, Layout, State, Stream
+from kvstore.locks import FileLock
 from kvstore.records.block import BadRecord, BlockHeader, Ref
 from kvstore.records.constants import KIND_ROWS, inline_limit
 from kvstore.records.meta import Counters, NamespaceRecord, RootRecord, StoreRecord, decode_format, encode_format
@@ -47,6 +49,19 @@ def payload() -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     data[:16] = range(16)
     data[64:76] = range(100, 112)
     return data
+
+
+def test_who_holds_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The content of open.lock is that of the document, and is read as it was written."""
+    found = re.search(r"```text holder\n(.*?)```", DOCUMENT, re.DOTALL)
+    assert found
+    where = {b"boot": b"6f2c9d0e-3a51-4c0b-9a57-1f0d6f3f1f6e", b"pid-namespace": b"4026531836"}
+    monkeypatch.setattr(entry, "_here", lambda: where)
+    lock = FileLock(str(tmp_path / "open.lock"))
+    entry.write_holder(lock)
+    assert entry.holder(lock) == found[1].encode()
+    assert entry._parse(entry.holder(lock)) == where
+    lock.close()
 
 
 def test_layout_and_identities() -> None:

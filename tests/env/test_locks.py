@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from kvstore import Namespace, Store
 from kvstore.env import Environment
+from kvstore.env.pages import read_facts
 from kvstore.errors import StoreBusyError, StoreDamagedError, WriteLockTimeout
 from tests.support import CAP, assert_restores, assert_sound, child, child_at, hybrid_layout, plain_layout, run_child, save, stop
 
@@ -163,6 +165,30 @@ def test_processes_that_create_at_once_share_one_store(tmp_path: Path, turn: int
         assert_sound(store)
 
 
+VERIFIER = """
+from kvstore.locks import FileLock
+lock = FileLock(path + "/open.lock")
+assert lock.acquire(exclusive=True, timeout=0)
+print("verifying", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_an_opener_behind_a_killed_verifier_verifies(path: Path) -> None:
+    """Who waits while another process verifies the file doesn't take its word if that is killed before it is through."""
+    with (path / "data.mdb").open("r+b") as file:
+        file.seek(2 * 32768)
+        file.write(bytes((path / "data.mdb").stat().st_size - 2 * 32768))
+    with child_at(VERIFIER, path) as verifier:
+        with pytest.raises(StoreBusyError, match="exclusively"):
+            Store.open(path, lock_timeout=0.1)
+        killer = threading.Timer(0.2, verifier.kill)
+        killer.start()
+        with pytest.raises(StoreDamagedError, match="repair"):
+            Store.open(path, lock_timeout=60.0)
+        killer.join()
+
+
 def test_a_creator_killed_at_birth_leaves_nothing_in_the_way(tmp_path: Path) -> None:
     """Whatever of a new store's files a killed creator left, the next opener with a cap makes the store."""
     path = tmp_path / "s"
@@ -188,3 +214,24 @@ def test_a_creator_killed_at_birth_leaves_nothing_in_the_way(tmp_path: Path) -> 
             save(store.namespace(plain_layout()), [1, 2, 3])
             assert_sound(store)
         assert not (path / "data.mdb.new").exists()
+
+
+GROWS = """
+with Store.open(path + "-grows", max_bytes=256 << 20) as store:
+    namespace = store.namespace(wide_layout(block_tokens=16))
+    print("go", flush=True)
+    for n in range(500):
+        save(namespace, [n, *range(15)])
+"""
+
+
+def test_a_file_that_grows_is_not_truncated(path: Path) -> None:
+    """An opener that looks at the file while another process lets it grow never takes it for one that was cut off."""
+    with child_at(GROWS, path) as writer:
+        seen = set()
+        while writer.poll() is None:
+            facts = read_facts(f"{path}-grows/data.mdb")
+            assert facts.file_bytes >= (facts.last_page + 1) * facts.page_bytes
+            seen.add(facts.file_bytes)
+        assert writer.returncode == 0
+        assert len(seen) > 30

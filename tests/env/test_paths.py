@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -145,6 +146,20 @@ def test_files_of_another_user_are_not_trusted(tmp_path: Path) -> None:
     assert isinstance(caught.value, PermissionError)
     with Store.open(tmp_path / "s", any_owner=True) as store:
         assert store.verify().ok
+        store.resize(2 * CAP)  # opens it again on the same terms
+        assert store.max_bytes == 2 * CAP
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_directory_of_another_user_is_not_trusted(tmp_path: Path) -> None:
+    """A directory of somebody else, who could put other files into it, is refused unless the caller says to trust it."""
+    (tmp_path / "s").mkdir()
+    os.chown(tmp_path / "s", 12345, -1)
+    with pytest.raises(StoreOwnerError, match=r"12345.*any_owner"):
+        Store.open(tmp_path / "s", max_bytes=CAP)
+    assert list((tmp_path / "s").iterdir()) == []
+    with Store.open(tmp_path / "s", max_bytes=CAP, any_owner=True) as store:
+        assert store.verify().ok
 
 
 UNPRIVILEGED = """
@@ -187,6 +202,36 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, case: str) -> None:
         assert printed == ["CapError"] or printed == []  # the files are this user's own
     else:
         assert printed == ["StoreMissingError" if missing_first else "StoreOwnerError", "StoreOwnerError"]
+
+
+TRUSTING = """
+import encodings.ascii, lmdb.verify
+if os.geteuid() == 0:
+    os.setgid(65534); os.setuid(65534)
+for name in sorted(os.listdir(path)):
+    try:
+        Store.open(f"{path}/{name}", any_owner=True).close()
+        print("opened")
+    except KVStoreError as error:
+        print(type(error).__name__, f"{path}/{name}/{name} " in str(error) and "permissions" in str(error))
+"""
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444, 0o222])
+def test_a_file_that_may_not_be_used(tmp_path: Path, mode: int) -> None:
+    """A store one of whose files this user may not read and write is refused with the file, and not taken for a damaged one."""
+    with Store.open(tmp_path / "s", max_bytes=CAP):
+        pass
+    names = ["data.mdb", "lock.mdb", "open.lock", "write.lock"]
+    for name in names:
+        copy = Path(shutil.copytree(tmp_path / "s", tmp_path / "each" / name))
+        copy.chmod(0o777)
+        for file in copy.iterdir():
+            file.chmod(mode if file.name == name else 0o666)
+    for above in [*list(tmp_path.parents)[: len(tmp_path.parts) - 2], tmp_path, tmp_path / "each"]:
+        if above.stat().st_uid == os.geteuid():
+            above.chmod(above.stat().st_mode | 0o055)
+    assert run_child(TRUSTING, tmp_path / "each").splitlines() == ["StoreOwnerError True"] * len(names)
 
 
 def test_a_read_only_mount_is_refused(tmp_path: Path) -> None:

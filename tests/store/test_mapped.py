@@ -516,12 +516,13 @@ print("ok")
 def test_it_pins_the_open_file(path: Path) -> None:
     """A store is not resized under a buffer, and is under one that was detached."""
     from kvstore.errors import StoreBusyError
+    from kvstore.store.resize import resize
 
     with Store.open(path, max_bytes=CAP) as store:
         save(store.namespace(plain_layout()), TOKENS)
         buffer = mapped(store.namespace(plain_layout()), TOKENS)
     with pytest.raises(StoreBusyError):
-        Store.resize(path, 2 * CAP)
+        resize(path, 2 * CAP)
     buffer.detach()
-    Store.resize(path, 2 * CAP)
+    resize(path, 2 * CAP)
     assert buffer.array.tobytes() == expected(plain_layout(), TOKENS).tobytes()
