@@ -2,6 +2,7 @@
 
 from kvstore.env.environment import Environment
 from kvstore.env.opening import MIN_CAP, map_bytes_for, open_environment
+from kvstore.env.processes import Process, is_running, this_process
 from kvstore.env.registry import acquire_environment, exclusive_environment
 from kvstore.env.resizing import check_beside, compact, raise_cap
 from kvstore.env.transactions import Databases, MapFull, Reader, Writer
@@ -12,14 +13,17 @@ __all__ = [
     "Databases",
     "Environment",
     "MapFull",
+    "Process",
     "Reader",
     "Writer",
     "acquire_environment",
     "check_beside",
     "compact",
     "exclusive_environment",
+    "is_running",
     "map_bytes_for",
     "open_environment",
     "raise_cap",
+    "this_process",
     "verify_file",
 ]

@@ -1,6 +1,6 @@
 """The radix index: the tree over token prefixes by which the longest stored prefix of a prompt is found."""
 
-from kvstore.radix import checkpoints, nodes
+from kvstore.radix import checkpoints, nodes, unfinished
 from kvstore.radix.grow import Grown, NodeLimit, grow
 from kvstore.radix.remove import Removed, remove_leaf, remove_point
 from kvstore.radix.sweep import sweep
@@ -18,5 +18,6 @@ __all__ = [
     "remove_leaf",
     "remove_point",
     "sweep",
+    "unfinished",
     "walk",
 ]

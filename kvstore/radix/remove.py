@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvstore import blocks as table
 from kvstore.env import Writer
 from kvstore.errors import IndexDamaged
-from kvstore.radix import nodes
+from kvstore.radix import nodes, unfinished
 from kvstore.radix.checkpoints import prune
 from kvstore.records.node import Node, node_key
 
@@ -40,6 +40,7 @@ def remove_leaf(txn: Writer, node: Node) -> Removed:
         raise IndexDamaged(f"node {node.node} has children and cannot be removed")
     parent = _parent(txn, node)
     pages = sum(table.drop_reference(txn, block) for block in node.referenced())
+    unfinished.forget(txn, node.checkpoints)
     usage = nodes.usage_of(txn, node.node)
     nodes.unlink(txn, node.parent, node.first, node.node)
     txn.delete(txn.db.nodes, node_key(node.node))

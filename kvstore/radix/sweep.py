@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvstore import blocks as table
 from kvstore.env import Writer
 from kvstore.errors import IndexDamaged
-from kvstore.radix import nodes
+from kvstore.radix import nodes, unfinished
 from kvstore.records.meta import SWEEP_KEY
 from kvstore.records.node import Node, child_key, decode_child, node_key
 
@@ -28,7 +28,8 @@ def sweep(txn: Writer) -> Swept:
     """Make all records agree, from the nodes that can be read and reached. One pass over the small records, in one transaction.
 
     Nodes that can't be read go, with what lay below them; so do child records that lead to no node, namespaces that hold nothing,
-    and blocks that no node refers to. Counts become what they should be.
+    incomplete checkpoints that no save is noted for, notes of saves without one, and blocks that no node refers to. Counts
+    become what they should be.
     """
     edges, strays = _edges(txn)
     kept = _reached(txn, edges)
@@ -43,10 +44,8 @@ def sweep(txn: Writer) -> Swept:
         txn.delete(txn.db.usage, key)
     for key in known - used:
         nodes.touch(txn, int.from_bytes(key, "big"), 0)  # so that eviction finds it
-    references: Counter[bytes] = Counter()
-    for number in kept:
-        references.update(nodes.load(txn, number).referenced())
-    records += len(used - known) + _roots(txn, {edges[number].root for number in kept})
+    references, notes = _references(txn, kept)
+    records += len(used - known) + _roots(txn, {edges[number].root for number in kept}) + notes
     counts = _counts(txn, references)
     txn.delete(txn.db.meta, SWEEP_KEY)
     return Swept(records, counts)
@@ -116,6 +115,32 @@ def _roots(txn: Writer, live: set[int]) -> int:
     for key in empty:
         nodes.drop_root(txn, int.from_bytes(key, "big"))
     return len(empty)
+
+
+def _references(txn: Writer, kept: set[int]) -> tuple[Counter[bytes], int]:
+    """How often nodes refer to each block, once no incomplete checkpoint is without a note, nor the other way round.
+
+    A save that goes on and finds its checkpoint dropped starts over.
+    """
+    notes = dict(unfinished.noted(txn))
+    wanted = {(r.save_id, r.node, r.position) for r in notes.values() if r is not None}
+    references: Counter[bytes] = Counter()
+    found: set[tuple[int, int, int]] = set()
+    changed = 0
+    for number in kept:
+        node = nodes.load(txn, number)
+        lost = [c for c in unfinished.incomplete(node) if (c.save_id, number, c.position) not in wanted]
+        if lost:
+            node = node.replace(checkpoints=tuple(c for c in node.checkpoints if c not in lost))
+            nodes.store(txn, node)
+            changed += len(lost)
+        found.update((c.save_id, number, c.position) for c in unfinished.incomplete(node))
+        references.update(node.referenced())
+    for key, record in notes.items():
+        if record is None or (record.save_id, record.node, record.position) not in found:
+            txn.delete(txn.db.meta, key)
+            changed += 1
+    return references, changed
 
 
 def _counts(txn: Writer, references: Counter[bytes]) -> int:

@@ -21,7 +21,7 @@ from kvstore.records.states import pack_states, packed_states_bytes
 from kvstore.saving.check import Comparison, compare_stored
 from kvstore.saving.gather import check_states, check_streams, gather_rows, gather_states, release
 from kvstore.saving.publish import Piece, StatesPiece, publish_piece, publish_states
-from kvstore.scope import NamespaceScope
+from kvstore.scope import NamespaceScope, SaveUnderWay
 
 __all__ = ["SaveResult", "Saver", "group_blocks", "stored_prefix", "touch_stored"]
 
@@ -274,16 +274,18 @@ class Saver:
                         future.result().release(self._scope)
 
     def _publish_states(self, states: Mapping[str, Array], packed: int) -> None:
-        scope = self._scope
-        save_id = before = 0
-        for group, last in group_blocks(gather_states(scope, pack_states(scope.layout, states)), self._piece_pages, scope):
-            try:
-                grown, save_id = publish_states(scope, self._prompt, StatesPiece(group, packed, last, before), save_id)
-                self._new_blocks += grown.new_blocks
-                self._written += grown.written_bytes
-                before += len(group)
-            finally:
-                release(scope, group)
+        scope, save, before = self._scope, SaveUnderWay(), 0
+        try:
+            for group, last in group_blocks(gather_states(scope, pack_states(scope.layout, states)), self._piece_pages, scope):
+                try:
+                    grown = publish_states(scope, self._prompt, StatesPiece(group, packed, last, before), save)
+                    self._new_blocks += grown.new_blocks
+                    self._written += grown.written_bytes
+                    before += len(group)
+                finally:
+                    release(scope, group)
+        finally:
+            scope.store.give_up(save)
 
     def _count(self, piece: Piece, *, durable: bool = True, before_commit: Callable[[], None] | None = None) -> None:
         grown = publish_piece(self._scope, piece, durable=durable, before_commit=before_commit)

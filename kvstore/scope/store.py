@@ -16,10 +16,11 @@ from kvstore import blocks as table
 from kvstore.env import Environment, MapFull, Reader, Writer
 from kvstore.errors import IndexDamaged, KVStoreError, SpacePinned, StoreFullError
 from kvstore.eviction import LeastRecentlyUsed, Limits, Policy, Victims, evict_to, free_some, make_room
-from kvstore.radix import Removed, nodes, sweep
+from kvstore.radix import Removed, nodes, sweep, unfinished
 from kvstore.records.constants import PAGE_HEADER, PAYLOAD_ALIGN
 from kvstore.records.meta import SWEEP_KEY, RootRecord
 from kvstore.records.node import node_key
+from kvstore.scope.saves import SavesUnderWay, SaveUnderWay
 from kvstore.staging import BufferPool
 
 __all__ = ["StoreCounters", "StoreScope"]
@@ -34,6 +35,7 @@ _READER_WAITS = 3
 _TOUCHES_HELD = 4096
 _PAGES_EVICTED_AT_ONCE = 8192
 _BLOCKS_REMEMBERED = 1 << 16
+_GIVE_UP_TIMEOUT = 1.0  # seconds
 _SWEEP_SHARE = 20  # of the time, at most, is spent on setting the index right
 
 
@@ -92,6 +94,7 @@ class StoreScope:
     lock_timeout: float
     policy: Policy = field(default_factory=LeastRecentlyUsed)
     counters: StoreCounters = field(default_factory=StoreCounters)
+    saves: SavesUnderWay = field(default_factory=SavesUnderWay)
     pool: BufferPool = field(default_factory=lambda: BufferPool(48 << 20, align=PAYLOAD_ALIGN, skew=PAGE_HEADER))
 
     def __post_init__(self) -> None:
@@ -107,8 +110,8 @@ class StoreScope:
 
     @property
     def pending(self) -> bool:
-        """Whether there are touches or marks that no transaction has written yet."""
-        return bool(self._touches or self._damaged)
+        """Whether there are touches or marks that no transaction has written yet, or states of failed saves to drop."""
+        return bool(self._touches or self._damaged or self.saves.left)
 
     def touch(self, node: int) -> None:
         """Remember that a node was used; written with the next transaction, so that a hit costs no durable write."""
@@ -271,9 +274,11 @@ class StoreScope:
         for pin in list(self._pins.values()):
             pin.report_if_overdue()
         began = False
+        left = self.saves.left
         try:
             with self.environment.write(timeout, durable=durable) as txn:
                 began = True
+                cleared = unfinished.clear(txn, self.saves.runs)
                 marks = self.mark_damaged(txn)
                 for node, last_use in touches.items():
                     if txn.get(node_key(node), txn.db.usage) is not None:
@@ -285,6 +290,8 @@ class StoreScope:
                 self._victims.forget()  # what was taken from the ranking is still there
                 self._roots = _NO_ROOTS  # a root seen in it may never have been, and its number may be another's
             raise
+        if cleared:
+            self.saves.cleared(left)
         with self._guard:
             for block_id, offset in marks.items():
                 if self._damaged.get(block_id, -1) == offset:
@@ -309,6 +316,18 @@ class StoreScope:
             _log.warning("the index was set right after damage: %d records, %d counts", swept.records, swept.counts)
         # damage that comes back again and again must not keep everybody from writing
         self._sweep_after = time.monotonic() + _SWEEP_SHARE * (time.monotonic() - began)
+
+    def give_up(self, save: SaveUnderWay) -> None:
+        """End a save. What it has written of states that aren't whole goes: now if the lock is to be had, else with the next write.
+
+        Does nothing for one that was completed, or has ended before.
+        """
+        if not self.saves.end(save, whole=False):
+            return
+        try:
+            self._transact(lambda _: None, min(_GIVE_UP_TIMEOUT, self.lock_timeout), durable=False)
+        except Exception as error:  # the save has failed already, and says why
+            _log.debug("what a failed save has left goes with the next write: %s", error)
 
     def evict_down(self, live_pages: int) -> Removed:
         """Evict until at most `live_pages` pages are live, or nothing is left. Several transactions."""
