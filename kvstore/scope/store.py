@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -15,8 +16,18 @@ import numpy.typing as npt
 from kvstore import blocks as table
 from kvstore.env import Environment, MapFull, Reader, Writer
 from kvstore.errors import IndexDamaged, KVStoreError, SpacePinned, StoreFullError
-from kvstore.eviction import LeastRecentlyUsed, Limits, Policy, Victims, evict_to, free_some, make_room
-from kvstore.radix import Removed, nodes, sweep, unfinished
+from kvstore.eviction import (
+    Candidate,
+    LeastRecentlyUsed,
+    Limits,
+    Policy,
+    RankingUsedUp,
+    Victims,
+    evict_to,
+    free_some,
+    make_room,
+)
+from kvstore.radix import Removed, Swept, find_disagreements, nodes, set_right, sweep, unfinished
 from kvstore.records.constants import PAGE_HEADER, PAYLOAD_ALIGN
 from kvstore.records.meta import SWEEP_KEY, RootRecord
 from kvstore.records.node import node_key
@@ -33,9 +44,11 @@ _POINTS_A_TRY = 2  # twice as many with each further try: what one try frees can
 _PASSING_READER = 0.5  # seconds
 _READER_WAITS = 3
 _TOUCHES_HELD = 4096
-_PAGES_EVICTED_AT_ONCE = 8192
+_TOUCHES_AT_ONCE = 512  # 10 ms
+_TOUCHES_LOST = 30.0  # seconds: what is older than that was written, also by a process that only reads
 _BLOCKS_REMEMBERED = 1 << 16
 _GIVE_UP_TIMEOUT = 1.0  # seconds
+_SWEEP_TRIES = 3
 _SWEEP_SHARE = 20  # of the time, at most, is spent on setting the index right
 
 
@@ -107,6 +120,7 @@ class StoreScope:
         self._roots = _NO_ROOTS
         self._pins: dict[int, Overdue] = {}
         self._sweep_after = float("-inf")
+        self._touches_due = time.monotonic() + _TOUCHES_LOST
 
     @property
     def pending(self) -> bool:
@@ -116,6 +130,7 @@ class StoreScope:
     def touch(self, node: int) -> None:
         """Remember that a node was used; written with the next transaction, so that a hit costs no durable write."""
         with self._guard:
+            self._touches.pop(node, None)  # so that they are in order of use
             self._touches[node] = nodes.now()
             while len(self._touches) > _TOUCHES_HELD:
                 del self._touches[next(iter(self._touches))]
@@ -230,10 +245,14 @@ class StoreScope:
         StoreFullError, WriteLockTimeout, StoreDamagedError
         """
         evictions = waits = 0
+        ranking: Sequence[Candidate] | None = None
         while True:
             try:
-                return self._transact(work, self.lock_timeout, durable)
+                return self._transact(work, self.lock_timeout, durable, ranking)
+            except RankingUsedUp:
+                ranking = self._rank()
             except MapFull as error:
+                ranking = None
                 if not self.environment.await_readers(0):
                     # a reader that is only passing (a promote takes milliseconds) is waited for; what it pinned can be used then
                     waits += 1
@@ -250,6 +269,10 @@ class StoreScope:
                 self._free_some(_POINTS_A_TRY << evictions, frozenset(keep or ()))
                 evictions += 1
 
+    def _rank(self) -> Sequence[Candidate]:
+        with self.environment.reading() as txn:
+            return self._victims.rank(txn)
+
     def _free_some(self, points: int, keep: frozenset[int]) -> None:
         try:
             with self.environment.reading() as reader:
@@ -260,16 +283,28 @@ class StoreScope:
         self.counters.evicted_nodes += removed.nodes
         self.counters.evicted_tokens += removed.tokens
 
-    def _transact(self, work: Callable[[Writer], _T], timeout: float, durable: bool = True) -> _T:
+    def _transact(
+        self,
+        work: Callable[[Writer], _T],
+        timeout: float,
+        durable: bool = True,
+        ranking: Sequence[Candidate] | None = None,
+        sweeps: bool = True,
+    ) -> _T:
         self.environment.retain()  # until the last thing is done that looks at the file
         try:
-            return self._transact_retained(work, timeout, durable)
+            result, owed = self._transact_retained(work, timeout, durable, ranking)
+            if owed and sweeps and time.monotonic() > self._sweep_after:
+                self._sweep(timeout)
+            return result
         finally:
             self.environment.release()
 
-    def _transact_retained(self, work: Callable[[Writer], _T], timeout: float, durable: bool) -> _T:
+    def _transact_retained(
+        self, work: Callable[[Writer], _T], timeout: float, durable: bool, ranking: Sequence[Candidate] | None
+    ) -> tuple[_T, bool]:
         with self._guard:
-            touches = dict(self._touches)
+            touches = dict(islice(self._touches.items(), _TOUCHES_AT_ONCE))
         self.environment.reader_check_due()
         for pin in list(self._pins.values()):
             pin.report_if_overdue()
@@ -278,6 +313,7 @@ class StoreScope:
         try:
             with self.environment.write(timeout, durable=durable) as txn:
                 began = True
+                self._victims.begin(ranking)
                 cleared = unfinished.clear(txn, self.saves.runs)
                 marks = self.mark_damaged(txn)
                 for node, last_use in touches.items():
@@ -299,23 +335,31 @@ class StoreScope:
             for node, last_use in touches.items():
                 if self._touches.get(node) == last_use:
                     del self._touches[node]
-        if owed and time.monotonic() > self._sweep_after:
-            self._sweep(timeout)
-        return result
+        return result, owed
 
     def _sweep(self, timeout: float) -> None:
         """Set the index right that was found damaged. Not worth failing for: what is owed stays noted in the store."""
         began = time.monotonic()
         try:
-            with self.environment.write(timeout) as txn:
-                swept = sweep(txn)
-                txn.damage = False
+            swept = self._swept(timeout)
         except Exception as error:
             _log.warning("the index was not set right after damage: %s: %s", type(error).__name__, error)
         else:
             _log.warning("the index was set right after damage: %d records, %d counts", swept.records, swept.counts)
         # damage that comes back again and again must not keep everybody from writing
         self._sweep_after = time.monotonic() + _SWEEP_SHARE * (time.monotonic() - began)
+
+    def _swept(self, timeout: float) -> Swept:
+        """Sweep. What is wrong is looked for while nobody waits, and holds if nobody has written meanwhile; else once more."""
+        for _ in range(_SWEEP_TRIES):
+            with self.environment.reading() as reader:
+                findings = find_disagreements(reader)
+                seen = reader.transaction
+            with self.environment.write(timeout) as txn:
+                if txn.transaction == seen + 1:
+                    return set_right(txn, findings)
+        with self.environment.write(timeout) as txn:
+            return sweep(txn)
 
     def give_up(self, save: SaveUnderWay) -> None:
         """End a save. What it has written of states that aren't whole goes: now if the lock is to be had, else with the next write.
@@ -334,11 +378,10 @@ class StoreScope:
         removed = Removed()
 
         def work(txn: Writer) -> tuple[Removed, bool]:
-            self._victims.refresh(txn)
-            target = max(live_pages, txn.live_pages() - _PAGES_EVICTED_AT_ONCE)
-            part = evict_to(txn, self._victims, target, self.stateful(txn))
+            part = evict_to(txn, self._victims, live_pages, self.stateful(txn))
             return part, bool(part.nodes) and txn.live_pages() > live_pages
 
+        self._victims.forget()  # others have used theirs since they were ranked
         more = True
         while more:
             part, more = self.transact(work)
@@ -349,9 +392,22 @@ class StoreScope:
 
     def write_pending(self, timeout: float) -> None:
         """Write marks and touches that no save has carried, if the lock is to be had; recency is not worth waiting for."""
-        if not self.pending:
-            return
         try:
-            self._transact(lambda _: None, timeout)
+            for _ in range(_TOUCHES_HELD // _TOUCHES_AT_ONCE):
+                if self.pending:
+                    self._transact(lambda _: None, timeout)
         except KVStoreError as error:
+            _log.debug("recency of %d nodes was not written: %s", len(self._touches), error)
+
+    def write_old_touches(self) -> None:
+        """Write touches that no save has carried for a while, so that a process that only reads keeps alive what it reads.
+
+        Now and then, not durably, and only where nobody else is writing: a hit costs no write of its own.
+        """
+        if not self._touches or time.monotonic() < self._touches_due:
+            return
+        self._touches_due = time.monotonic() + _TOUCHES_LOST
+        try:
+            self._transact(lambda _: None, 0.0, durable=False, sweeps=False)
+        except (KVStoreError, OSError) as error:
             _log.debug("recency of %d nodes was not written: %s", len(self._touches), error)
