@@ -85,7 +85,7 @@ def test_the_sibling_of_a_divergence_is_evicted_by_another_process(store: Store,
 
 
 def test_a_match_inside_a_block_of_a_session_that_is_being_evicted(store: Store, actor: Acting) -> None:
-    """A prompt ends inside a block of the only session that has it, which another process evicts: its lease holds, the next misses."""
+    """A prompt ends inside a block of the only session that has it, which another process evicts: leases hold, the next misses."""
     namespace = store.namespace(plain_layout())
     prompt = [*STEM[:37], 9, 9]
     save(namespace, STEM)

@@ -14,7 +14,9 @@ from kvstore.env import Process, is_running, this_process
 from kvstore.errors import BaseLost, SpacePinned
 from kvstore.radix import unfinished
 from kvstore.records.meta import SWEEP_KEY, SaveRecord
+from kvstore.saving import publish_piece, publish_states
 from kvstore.saving import save as saving
+from kvstore.scope import SaveUnderWay
 from kvstore.testing import HashEngine, session_rows, session_states, states_equal
 from kvstore.tier import behind
 from tests.store.index import checkpoints_on, nodes_on
@@ -79,7 +81,7 @@ def test_a_saver_killed_between_pieces_of_states(store: Store, actor: Acting) ->
 
 
 def test_a_saver_killed_between_rows_and_states(store: Store, actor: Acting) -> None:
-    """A saver is killed between its rows and its states: a prefix that nobody can restore, which another process's eviction takes."""
+    """A saver is killed between its rows and its states: a prefix that nobody can restore, which an eviction elsewhere takes."""
     namespace = store.namespace(BIG)
     saver, other = actor(ROWS_ALONE), actor(SETUP)
     saver.start(SAVE)
@@ -149,7 +151,7 @@ def test_the_session_is_evicted_under_a_stopped_saver(store: Store, actor: Actin
 
 
 def test_a_split_hands_the_note_over(store: Store, actor: Acting) -> None:
-    """While a saver is between pieces its leaf is extended and split behind it: the note goes with the checkpoint, alive or dead."""
+    """While a saver is between pieces its leaf is extended and split behind it: the note goes with the checkpoint."""
     namespace = store.namespace(BIG)
     for ends_well in (True, False):
         saver = actor(BETWEEN_PIECES)
@@ -201,13 +203,13 @@ def test_notes_of_nobody(store: Store, what: str) -> None:
     assert blocks_in(store) == 3
 
 
-OURS = saving.SaveUnderWay()
+OURS = SaveUnderWay()
 
 
 def put_first_piece(namespace: Namespace, prompt: bytes) -> None:
     """Write the first piece of a checkpoint's states, as a save that goes on does."""
     from kvstore.records.states import pack_states, packed_states_bytes
-    from kvstore.saving import StatesPiece, gather_states, publish_states
+    from kvstore.saving import StatesPiece, gather_states
 
     states = session_states(BIG, TOKENS)
     blocks = list(gather_states(namespace.scope, pack_states(BIG, states)))
@@ -223,13 +225,13 @@ FAILURES: list[BaseException] = [SpacePinned("pinned"), BaseLost("lost"), Keyboa
 def test_a_save_that_fails_half_way_takes_its_own_back(store: Store, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """A save that fails or is interrupted between pieces of its states leaves nothing of them, with no further write."""
     namespace = store.namespace(BIG)
-    publish, calls = saving.publish_states, []
+    calls: list[Any] = []
 
     def fail(*args: Any) -> Any:
         calls.append(args)
         if len(calls) % 2 == 0:
             raise error
-        return publish(*args)
+        return publish_states(*args)
 
     monkeypatch.setattr(saving, "publish_states", fail)
     with pytest.raises(type(error)):
@@ -259,13 +261,13 @@ def test_a_cascade_that_fails_half_way_takes_its_own_back(store: Store, monkeypa
     """A cascade whose states fail between pieces is a counted miss, and nothing of them is left once it is counted."""
     engine = HashEngine(BIG)
     engine.feed(TOKENS)
-    publish, pieces = behind.publish_piece, []
+    pieces: list[Any] = []
 
     def fail(scope: Any, piece: Any, **options: Any) -> Any:
         pieces.append(piece)
         if len(pieces) == 3:  # rows, states, states
             raise SpacePinned("pinned")
-        return publish(scope, piece, **options)
+        return publish_piece(scope, piece, **options)
 
     monkeypatch.setattr(behind, "publish_piece", fail)
     with SessionTier(store, engine) as tier:
