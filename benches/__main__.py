@@ -13,26 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from benches import cold, kernel, layers, lease, mapped, match, memory, restore, results, save, sharing, turn
+from benches import results
 from benches.harness import SIZES, Bench, Context, Size
 from benches.machine import MEMORY_FILE_SYSTEMS, Machine, Usage, doubts_before, file_system
+from benches.workloads import BENCHES
 
-__all__ = ["BENCHES", "main"]
-
-_MODULES = (
-    match,
-    lease,
-    turn,
-    restore,
-    kernel,
-    cold,
-    layers,
-    mapped,
-    save,
-    memory,
-    sharing,
-)
-BENCHES: dict[str, Bench] = {module.BENCH.name: module.BENCH for module in _MODULES}
+__all__ = ["main"]
 
 # numbers of the process's end
 _WRONG_USE, _FAILED, _INTERRUPTED = 2, 1, 130

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["SIZES", "Bench", "Context", "Needs", "Outcome", "Size", "Target", "median", "pairs", "quantile"]
+__all__ = ["SIZES", "Bench", "Context", "Needs", "Outcome", "Plot", "Size", "Table", "Target", "median", "pairs", "quantile"]
 
 Size = Literal["full", "quick", "smallest"]
 SIZES: tuple[Size, ...] = ("full", "quick", "smallest")
@@ -49,6 +49,62 @@ class Target:
         return self.value <= self.limit if self.at_most else self.value >= self.limit
 
 
+Cell = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of the report.
+
+    Attributes
+    ----------
+    title : str
+        What it shows.
+    columns : tuple of str
+        Heads, each with its unit. Every table has one with the ratio to the limit or to what it is compared with.
+    rows : tuple of tuples
+        A cell for each column. Numbers are rounded when they are shown; None is a figure that there is not.
+    note : str
+        What a reader must know to read it right: how a side was set up, why a figure is missing.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A plot of the report.
+
+    Attributes
+    ----------
+    name : str
+        Of its file, beside the workload's name.
+    title, x, y : str
+        Title, and what the axes show, with units.
+    lines : dict of str to list of (float, float)
+        Points by what they belong to.
+    log_x, log_y : bool
+        Whether an axis is logarithmic.
+    bars : bool
+        Bars side by side instead of lines: `lines` then has a point for each group, numbered from 0, and `groups` their names.
+    groups : tuple of str
+        See `bars`.
+    """
+
+    name: str
+    title: str
+    x: str
+    y: str
+    lines: dict[str, list[tuple[float, float]]]
+    log_x: bool = False
+    log_y: bool = False
+    bars: bool = False
+    groups: tuple[str, ...] = ()
+
+
 @dataclass(slots=True)
 class Outcome:
     """What a workload measured.
@@ -63,10 +119,15 @@ class Outcome:
         What a person reads.
     doubts : list of str
         What makes the figures untrustworthy, as far as the workload itself noticed.
+    tables : list of Table
+    plots : list of Plot
+        What the report shows of it.
     """
 
     figures: dict[str, Any] = field(default_factory=dict)
     targets: list[Target] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    plots: list[Plot] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
 
@@ -102,12 +163,15 @@ class Bench:
         What it needs at a size.
     run : callable
         Measures it.
+    method : str
+        How it is measured, for the report: what is done, what it is compared with and how that is set up.
     """
 
     name: str
     title: str
     needs: Callable[[Size], Needs]
     run: Callable[[Context], Outcome]
+    method: str = ""
 
 
 def median(values: Sequence[float]) -> float:

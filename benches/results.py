@@ -13,7 +13,7 @@ from benches.machine import Machine
 __all__ = ["RESULTS", "describe", "write"]
 
 RESULTS = Path(".bench")
-_VERSION = 1
+_VERSION = 2
 
 
 def write(directory: Path, name: str, size: Size, machine: Machine, seconds: float, outcome: Outcome) -> Path:
@@ -30,6 +30,8 @@ def write(directory: Path, name: str, size: Size, machine: Machine, seconds: flo
         "doubts": outcome.doubts,
         "targets": [{**asdict(t), "met": t.met} for t in outcome.targets],
         "figures": outcome.figures,
+        "tables": [asdict(table) for table in outcome.tables],
+        "plots": [asdict(plot) for plot in outcome.plots],
     }
     path = directory / f"{name}-{size}-{stamp}.json"
     partial = path.with_suffix(".tmp")

@@ -40,7 +40,7 @@ _log = logging.getLogger("kvstore")
 _T = TypeVar("_T")
 
 _MAP_FULL_TRIES = 5
-_POINTS_A_TRY = 2  # twice as many with each further try: what one try frees can be used only by the one after the next
+_POINTS_A_TRY = 1  # twice as many with each further try
 _PASSING_READER = 0.5  # seconds
 _READER_WAITS = 3
 _TOUCHES_HELD = 4096

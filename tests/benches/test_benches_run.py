@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benches.__main__ import BENCHES, main
+from benches.__main__ import main
 from benches.harness import Target, quantile
+from benches.workloads import BENCHES
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).parents[2]
