@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from kvstore import blocks as table
 from kvstore.blocks import PreparedBlock
 from kvstore.env import Writer, this_process
-from kvstore.radix import Grown, Path, checkpoints, cut_damage, grow, nodes, unfinished, walk
+from kvstore.radix import Grown, Path, Removed, checkpoints, cut_damage, grow, nodes, unfinished, walk
 from kvstore.saving.gather import merge_stored, release
 from kvstore.scope import NamespaceScope, SaveUnderWay
 
@@ -88,6 +88,7 @@ def publish_piece(
     StoreFullError, SpacePinned, WriteLockTimeout
     """
     keep: set[int] = set()
+    evicted: list[Removed] = []  # by try; the last one counts
     given = piece.save.save_id
 
     def work(txn: Writer) -> Grown:
@@ -99,7 +100,7 @@ def publish_piece(
         keep.clear()
         keep.update(node.node for node in path.nodes)
         _merge(scope, txn, piece, path, scope.store.bad(txn))
-        scope.store.make_room(txn, table.pages_to_put(txn, piece.blocks, scope.geometry), keep)
+        evicted.append(scope.store.make_room(txn, table.pages_to_put(txn, piece.blocks, scope.geometry), keep))
         root = scope.ensure_root(txn)  # making room may have taken the namespace's last session, and the root with it
         scope.store.mark_damaged(txn)  # merging may have found damage; what is put now heals it
         grown = grow(txn, root, piece.prompt, piece.rows, scope.limit, scope.store.bad(txn))
@@ -111,6 +112,7 @@ def publish_piece(
         return grown
 
     grown = scope.store.transact(work, keep, durable=durable)
+    scope.store.count_evicted(evicted[-1])
     if piece.states is not None and piece.states.last:
         scope.store.saves.end(piece.save, whole=True)
     counters = scope.store.counters

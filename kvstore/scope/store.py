@@ -220,17 +220,22 @@ class StoreScope:
         return self._roots
 
     def make_room(self, txn: Writer, pages: int, keep: set[int]) -> Removed:
-        """Evict, inside a transaction, what would lift the store above its limit. Raises StoreFullError."""
+        """Evict, inside a transaction, what would lift the store above its limit; to be counted once it is committed.
+
+        Raises StoreFullError.
+        """
         try:
-            removed = make_room(txn, self._victims, self.limits(txn), pages, frozenset(keep), self.stateful(txn))
+            return make_room(txn, self._victims, self.limits(txn), pages, frozenset(keep), self.stateful(txn))
         except MapFull:
             raise  # not refused yet: it is tried again
         except StoreFullError:
             self.counters.refused_saves += 1
             raise
+
+    def count_evicted(self, removed: Removed) -> None:
+        """Count what a transaction that was committed has evicted."""
         self.counters.evicted_nodes += removed.nodes
         self.counters.evicted_tokens += removed.tokens
-        return removed
 
     def transact(self, work: Callable[[Writer], _T], keep: set[int] | None = None, *, durable: bool = True) -> _T:
         """Run `work` in a write transaction, with pending marks and touches; try again where LMDB found no contiguous pages.
@@ -277,11 +282,13 @@ class StoreScope:
         try:
             with self.environment.reading() as reader:
                 stateful = self.stateful(reader)
+                noted = next(unfinished.noted(reader), None) is not None
+            if noted:  # what dead savers have left was dropped in the transaction that failed, and is there again
+                self._transact(lambda _: None, self.lock_timeout, durable=False)
             removed = free_some(self.environment, self._victims, points, self.lock_timeout, keep, stateful)
         except MapFull as error:
             raise StoreFullError(f"the store has no page left even to evict with; raise the cap ({error})") from error
-        self.counters.evicted_nodes += removed.nodes
-        self.counters.evicted_tokens += removed.tokens
+        self.count_evicted(removed)
 
     def _transact(
         self,
@@ -386,8 +393,7 @@ class StoreScope:
         while more:
             part, more = self.transact(work)
             removed.add(part)
-        self.counters.evicted_nodes += removed.nodes
-        self.counters.evicted_tokens += removed.tokens
+        self.count_evicted(removed)
         return removed
 
     def write_pending(self, timeout: float) -> None:

@@ -189,8 +189,7 @@ def evict_all(store: StoreScope, root: int) -> EvictResult:
 
 
 def _result(store: StoreScope, removed: Removed) -> EvictResult:
-    store.counters.evicted_nodes += removed.nodes
-    store.counters.evicted_tokens += removed.tokens
+    store.count_evicted(removed)
     return EvictResult(removed.nodes, removed.tokens, removed.pages * store.environment.page_bytes)
 
 
