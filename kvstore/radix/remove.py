@@ -88,11 +88,11 @@ def remove_point(txn: Writer, leaf: Node, *, has_states: bool, keep: frozenset[i
     """
     above = _parent(txn, leaf)
     removed = remove_leaf(txn, leaf)
-    while above is not None and above.node not in keep and not removed.enough:
+    while above is not None and not removed.enough:
         count = nodes.count_children(txn, above.node, 2)
         if count == 1 and has_states:
             prune(txn, above.node)
-        if count or not has_states or any(c.complete for c in above.checkpoints):
+        if count or not has_states or above.node in keep or any(c.complete for c in above.checkpoints):
             break
         node, above = above, _parent(txn, above)
         removed.add(remove_leaf(txn, node))

@@ -55,7 +55,9 @@ def turns(savers: list[Actor], order: list[int]) -> list[str]:
     return answers
 
 
-@pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [0, 0, 0, 1]], ids=["in turns", "the second is faster", "the first is faster"])
+@pytest.mark.parametrize(
+    "order", [[0, 1], [0, 1, 1], [0, 0, 0, 1]], ids=["in turns", "the second is faster", "the first is faster"]
+)
 def test_the_same_long_session_in_pieces(store: Store, actor: Acting, order: list[int]) -> None:
     """Two processes save the same session of 100,000 tokens piece by piece, other bits each: one copy, two successes."""
     savers = [actor(SETUP), actor(SETUP)]
