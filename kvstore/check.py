@@ -169,7 +169,7 @@ def _saves(txn: Reader, found: _Findings) -> None:
     for key, record in unfinished.noted(txn):
         if record is None:
             found.add(f"note of a save under {key.hex()}", "it is damaged")
-        else:
+        elif record.position:
             noted.add((record.save_id, record.node, record.position))
     for save_id, node, position in sorted(noted - found.incomplete):
         found.add(f"note of save {save_id}", f"node {node} holds no incomplete checkpoint of it at position {position}")

@@ -184,7 +184,7 @@ def _references(txn: Reader | Writer, kept: set[int], found: Disagreements) -> C
             found.unfinished.append((number, lost))
             references.subtract(block for checkpoint in lost for block in checkpoint.ids)
         there.update((c.save_id, number, c.position) for c in unfinished.incomplete(node))
-    found.notes = [key for key, r in notes.items() if r is None or (r.save_id, r.node, r.position) not in there]
+    found.notes = [key for key, r in notes.items() if r is None or (r.position and (r.save_id, r.node, r.position) not in there)]
     return references
 
 

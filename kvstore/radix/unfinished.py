@@ -1,7 +1,9 @@
-"""Saves that are writing an incomplete checkpoint: noted in the store, so that what a dead one leaves comes back by itself.
+"""Saves that take several transactions: noted in the store, with who is at it.
 
-A note is made in the transaction that makes the checkpoint, moves with it where its node is split, and goes with it: in the
-transaction that completes it, evicts it or gives it up. So whoever writes next needs to look at nothing but the notes.
+The note keeps others from evicting the save's path. From its first states on it stands for the incomplete checkpoint: it is there
+from the transaction that makes the checkpoint, moves with it where its node is split, and goes with it, in the transaction that
+completes it, evicts it or gives it up. So what a dead saver leaves comes back by itself: whoever writes next needs to look at
+nothing but the notes.
 """
 
 from __future__ import annotations
@@ -15,15 +17,28 @@ from kvstore.radix import nodes
 from kvstore.records.meta import SAVE_PREFIX, SaveRecord
 from kvstore.records.node import Checkpoint, Node
 
-__all__ = ["clear", "drop", "forget", "incomplete", "moved", "note", "noted"]
+__all__ = ["clear", "drop", "end", "forget", "held", "incomplete", "moved", "note", "noted"]
 
 _BLOCKS_AT_ONCE = 256
 
 
 def note(txn: Writer, save_id: int, node: int, position: int, process: Process) -> None:
-    """Note that a process is writing the incomplete checkpoint of a save."""
-    record = SaveRecord(save_id, node, position, process.pid, process.started, process.boot)
-    txn.put(txn.db.meta, SaveRecord.key_of(save_id), record.encode())
+    """Note that a process is writing the incomplete checkpoint of a save, or with position 0 its rows."""
+    key = SaveRecord.key_of(save_id)
+    raw = SaveRecord(save_id, node, position, process.pid, process.started, process.boot).encode()
+    if txn.get(key, txn.db.meta) != raw:
+        txn.put(txn.db.meta, key, raw)
+
+
+def end(txn: Writer, save_id: int) -> None:
+    """Take back the note of a save that has no incomplete checkpoint, if there is one."""
+    txn.delete(txn.db.meta, SaveRecord.key_of(save_id))
+
+
+def held(txn: Reader | Writer, runs: Callable[[SaveRecord], bool], since: int) -> set[int]:
+    """The nodes at which saves are that have got on since then, so that nobody evicts them. Their ancestors have children."""
+    records = [record for _, record in noted(txn) if record is not None]
+    return {r.node for r in records if nodes.usage_of(txn, r.node).last_use >= since and runs(r)}
 
 
 def moved(txn: Writer, node: Node) -> None:
@@ -84,6 +99,8 @@ def clear(txn: Writer, runs: Callable[[SaveRecord], bool]) -> bool:
 def drop(txn: Writer, record: SaveRecord) -> int:
     """Drop the incomplete checkpoint of a save and its note; returns how many blocks it had."""
     txn.delete(txn.db.meta, SaveRecord.key_of(record.save_id))
+    if not record.position:
+        return 0  # its rows are a longer stored prefix
     try:
         node = nodes.load(txn, record.node)
     except IndexDamaged:

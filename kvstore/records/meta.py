@@ -140,18 +140,18 @@ def encode_sweep() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class SaveRecord:
-    """A save that is writing an incomplete checkpoint: where that is, and which process is at it.
+    """A save that takes several transactions: where it is, and which process is at it.
 
-    There is one for each incomplete checkpoint, and none without one.
+    There is exactly one for each incomplete checkpoint.
 
     Attributes
     ----------
     save_id : int
         The save's.
     node : int
-        The node that holds the checkpoint.
+        The node that holds the checkpoint; while rows are written, that which holds the last of them.
     position : int
-        The checkpoint's.
+        The checkpoint's; 0 while rows are written.
     pid : int
         The process, in the PID namespace that all who have the store open share.
     started : int

@@ -44,13 +44,15 @@ class StatesPiece:
 class Piece:
     """What one transaction publishes: rows up to a position, and maybe states at it.
 
-    The pieces of one checkpoint share their `save`. Whoever publishes them gives it up in the end (`StoreScope.give_up`).
+    The pieces of one save share their `save`, and all that are followed by others say that there is `more`. Whoever publishes them
+    gives the save up in the end (`StoreScope.give_up`).
     """
 
     prompt: bytes
     rows: dict[int, PreparedBlock]
     states: StatesPiece | None = None
     save: SaveUnderWay = field(default_factory=SaveUnderWay)
+    more: bool = False
 
     @property
     def blocks(self) -> list[PreparedBlock]:
@@ -106,14 +108,15 @@ def publish_piece(
         grown = grow(txn, root, piece.prompt, piece.rows, scope.limit, scope.store.bad(txn))
         nodes.touch(txn, grown.leaf, nodes.now())
         if piece.states is not None:
-            _put_states(scope, txn, root, piece, piece.states, grown)
+            _put_states(txn, root, piece, piece.states, grown)
+        _note(scope, txn, piece, grown)
         if before_commit is not None:
             before_commit()
         return grown
 
     grown = scope.store.transact(work, keep, durable=durable)
     scope.store.count_evicted(evicted[-1])
-    if piece.states is not None and piece.states.last:
+    if not piece.more:
         scope.store.saves.end(piece.save, whole=True)
     counters = scope.store.counters
     counters.written_bytes += grown.written_bytes
@@ -135,7 +138,21 @@ def _merge(scope: NamespaceScope, txn: Writer, piece: Piece, path: Path, bad: fr
             piece.rows[base // size] = merged
 
 
-def _put_states(scope: NamespaceScope, txn: Writer, root: int, piece: Piece, states: StatesPiece, grown: Grown) -> None:
+def _note(scope: NamespaceScope, txn: Writer, piece: Piece, grown: Grown) -> None:
+    """Note in the store that the save goes on, or that it doesn't any more."""
+    save = piece.save
+    if not piece.more:
+        if save.save_id:
+            unfinished.end(txn, save.save_id)
+        return
+    if not save.save_id:
+        save.save_id = nodes.new_save_id(txn)
+    scope.store.saves.begin(save)
+    if piece.states is None:
+        unfinished.note(txn, save.save_id, grown.leaf, 0, this_process())
+
+
+def _put_states(txn: Writer, root: int, piece: Piece, states: StatesPiece, grown: Grown) -> None:
     position, save = len(piece.prompt) // 4, piece.save
     node = checkpoints.place(txn, root, piece.prompt, save.save_id, states.before)
     if node is None:
@@ -152,7 +169,6 @@ def _put_states(scope: NamespaceScope, txn: Writer, root: int, piece: Piece, sta
     if states.last:
         checkpoints.complete(txn, node, position, save.save_id)
     elif not states.before:
-        scope.store.saves.begin(save)
         unfinished.note(txn, save.save_id, node.node, position, this_process())
 
 
@@ -161,4 +177,4 @@ def publish_states(scope: NamespaceScope, prompt: bytes, states: StatesPiece, sa
 
     Raises as `publish_piece`.
     """
-    return publish_piece(scope, Piece(prompt, {}, states, save), durable=states.last)
+    return publish_piece(scope, Piece(prompt, {}, states, save, more=not states.last), durable=states.last)

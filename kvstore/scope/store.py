@@ -47,6 +47,7 @@ _TOUCHES_HELD = 4096
 _TOUCHES_AT_ONCE = 512  # 10 ms
 _TOUCHES_LOST = 30.0  # seconds: what is older than that was written, also by a process that only reads
 _BLOCKS_REMEMBERED = 1 << 16
+_SAVE_GETS_ON = 10.0  # seconds within which a save that isn't stopped comes to its next transaction
 _GIVE_UP_TIMEOUT = 1.0  # seconds
 _SWEEP_TRIES = 3
 _SWEEP_SHARE = 20  # of the time, at most, is spent on setting the index right
@@ -225,12 +226,17 @@ class StoreScope:
         Raises StoreFullError.
         """
         try:
-            return make_room(txn, self._victims, self.limits(txn), pages, frozenset(keep), self.stateful(txn))
+            return make_room(txn, self._victims, self.limits(txn), pages, self._kept(txn, keep), self.stateful(txn))
         except MapFull:
             raise  # not refused yet: it is tried again
         except StoreFullError:
             self.counters.refused_saves += 1
             raise
+
+    def _kept(self, txn: Reader | Writer, keep: set[int] | None) -> frozenset[int]:
+        """What is not evicted for a save: its own path, and that of any other that has got on a short while ago."""
+        since = nodes.now() - round(_SAVE_GETS_ON * 1e6)
+        return frozenset(unfinished.held(txn, self.saves.runs, since).union(keep or ()))
 
     def count_evicted(self, removed: Removed) -> None:
         """Count what a transaction that was committed has evicted."""
@@ -271,21 +277,22 @@ class StoreScope:
                 if evictions == _MAP_FULL_TRIES:
                     self.counters.refused_saves += 1
                     raise StoreFullError(f"no contiguous free pages after {evictions} tries; raise the cap ({error})") from error
-                self._free_some(_POINTS_A_TRY << evictions, frozenset(keep or ()))
+                self._free_some(_POINTS_A_TRY << evictions, keep)
                 evictions += 1
 
     def _rank(self) -> Sequence[Candidate]:
         with self.environment.reading() as txn:
             return self._victims.rank(txn)
 
-    def _free_some(self, points: int, keep: frozenset[int]) -> None:
+    def _free_some(self, points: int, keep: set[int] | None) -> None:
         try:
             with self.environment.reading() as reader:
                 stateful = self.stateful(reader)
-                noted = next(unfinished.noted(reader), None) is not None
-            if noted:  # what dead savers have left was dropped in the transaction that failed, and is there again
+                kept = self._kept(reader, keep)
+                dead = not all(r is not None and self.saves.runs(r) for _, r in unfinished.noted(reader))
+            if dead:  # what dead savers have left was dropped in the transaction that failed, and is there again
                 self._transact(lambda _: None, self.lock_timeout, durable=False)
-            removed = free_some(self.environment, self._victims, points, self.lock_timeout, keep, stateful)
+            removed = free_some(self.environment, self._victims, points, self.lock_timeout, kept, stateful)
         except MapFull as error:
             raise StoreFullError(f"the store has no page left even to evict with; raise the cap ({error})") from error
         self.count_evicted(removed)
