@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvstore import Namespace, SessionTier, Store
+from kvstore import Namespace, SessionTier, Store, WriteBehind
 from kvstore.env import Process, is_running, this_process
 from kvstore.errors import BaseLost, SpacePinned
 from kvstore.radix import unfinished
@@ -20,7 +21,7 @@ from kvstore.scope import SaveUnderWay
 from kvstore.testing import HashEngine, session_rows, session_states, states_equal
 from kvstore.tier import behind
 from tests.store.index import checkpoints_on, nodes_on
-from tests.support import assert_restores, assert_sound, plain_layout, save
+from tests.support import assert_restores, assert_sound, plain_layout, save, wait_until
 
 from .conftest import Acting
 from .steps import BIG, blocks_in
@@ -280,6 +281,41 @@ def test_a_cascade_that_fails_half_way_takes_its_own_back(store: Store, monkeypa
         assert tier.stats.saved == 1
     assert_sound(store)
     assert session_rows(BIG, TOKENS)["k"].shape == (40, 64)
+
+
+def test_a_cascade_that_is_dropped_half_way_takes_its_own_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cascade that finds no room for its last piece while the one before is being written leaves nothing of its states."""
+    engine = HashEngine(BIG)
+    engine.feed(TOKENS)
+    written, dropped = threading.Event(), threading.Event()
+    pieces: list[Any] = []
+
+    def publish(scope: Any, piece: Any, **options: Any) -> Any:
+        grown = publish_piece(scope, piece, **options)
+        pieces.append(piece)
+        if len(pieces) == 2:  # rows, states
+            assert len(notes(store)) == 1
+            written.set()
+            assert dropped.wait(60)
+        return grown
+
+    class Writing(WriteBehind):
+        def put(self, session: Any, piece: Any, size: int) -> bool:
+            if piece.states is not None and piece.states.last:
+                assert written.wait(60)
+            return super().put(session, piece, size)
+
+    monkeypatch.setattr(behind, "publish_piece", publish)
+    queue = Writing(max_bytes=1 << 10, when_full="drop")
+    monkeypatch.setattr(queue, "max_bytes", 1250 << 10)  # rows and the first states, not the others as well
+    with SessionTier(store, engine, write_behind=queue) as tier:
+        assert "bound" in tier.cascade(TOKENS).missed
+        dropped.set()
+        tier.flush()
+        wait_until(lambda: tier.stats.save_misses == 1)
+        assert (notes(store), blocks_in(store)) == ([], 3)
+    queue.close()
+    assert len(pieces) == 2
 
 
 def test_who_runs(actor: Acting) -> None:
