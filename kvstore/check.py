@@ -15,6 +15,7 @@ from kvstore.errors import BlockDamaged, IndexDamaged, LayoutError
 from kvstore.ids import ID_BYTES
 from kvstore.kernel import crc32c
 from kvstore.layout import Layout
+from kvstore.radix import unfinished
 from kvstore.records.block import BlockHeader, Ref, header_bytes
 from kvstore.records.constants import KIND_ROWS
 from kvstore.records.meta import NamespaceRecord, RootRecord
@@ -51,6 +52,7 @@ class _Findings:
     references: Counter[bytes] = field(default_factory=Counter)
     layouts: dict[bytes, Layout] = field(default_factory=dict)
     roots: dict[int, Layout | None] = field(default_factory=dict)
+    incomplete: set[tuple[int, int, int]] = field(default_factory=set)
 
     def add(self, where: str, what: object, block_id: bytes = b"") -> None:
         self.problems.append(Problem(where, str(what), block_id))
@@ -66,6 +68,7 @@ def verify_contents(environment: Environment, txn: Reader, *, deep: bool, progre
     nodes = _nodes(txn, found, progress)
     _children(txn, found, nodes)
     _coverage(found, nodes)
+    _saves(txn, found)
     _blocks(environment, txn, found, deep=deep, progress=progress)
     return found.problems
 
@@ -107,6 +110,7 @@ def _nodes(txn: Reader, found: _Findings, progress: Progress | None) -> dict[int
             found.add(f"node {number}", error)
             continue
         found.references.update(node.referenced())
+        found.incomplete.update((c.save_id, number, c.position) for c in node.checkpoints if not c.complete)
         nodes[number] = node.replace(tokens=node.tokens[:4])
     for key, raw in txn.items(txn.db.usage):
         number = int.from_bytes(key, "big")
@@ -157,6 +161,20 @@ def _coverage(found: _Findings, nodes: dict[int, Node]) -> None:
                 f"[{node.start}, {node.end}) needs {blocks} blocks and {'a' if node.end % size else 'no'} tail, "
                 f"it has {len(node.blocks) // ID_BYTES} and {'one' if node.tail else 'none'}",
             )
+
+
+def _saves(txn: Reader, found: _Findings) -> None:
+    """Each incomplete checkpoint is being written by a save that is noted, or was: who writes next looks whether it still is."""
+    noted = set()
+    for key, record in unfinished.noted(txn):
+        if record is None:
+            found.add(f"note of a save under {key.hex()}", "it is damaged")
+        elif record.position:
+            noted.add((record.save_id, record.node, record.position))
+    for save_id, node, position in sorted(noted - found.incomplete):
+        found.add(f"note of save {save_id}", f"node {node} holds no incomplete checkpoint of it at position {position}")
+    for save_id, node, position in sorted(found.incomplete - noted):
+        found.add(f"node {node}", f"no save is noted for its incomplete checkpoint at position {position}, of save {save_id}")
 
 
 def _blocks(

@@ -17,7 +17,18 @@ from kvstore.radix import Removed, nodes, remove_point
 from kvstore.records.meta import COUNTERS_KEY
 from kvstore.records.node import Usage, node_key
 
-__all__ = ["Candidate", "LeastRecentlyUsed", "Limits", "Policy", "Victims", "evict_point", "evict_to", "free_some", "make_room"]
+__all__ = [
+    "Candidate",
+    "LeastRecentlyUsed",
+    "Limits",
+    "Policy",
+    "RankingUsedUp",
+    "Victims",
+    "evict_point",
+    "evict_to",
+    "free_some",
+    "make_room",
+]
 
 _USUAL_PAGE_BYTES = 32768
 _TREE_PAGES = 24  # what the trees themselves may grow by, and their copies, in one transaction
@@ -87,26 +98,41 @@ class LeastRecentlyUsed:
         return sorted(candidates, key=lambda c: (c.usage.last_use, -c.node))
 
 
+class RankingUsedUp(Exception):
+    """A transaction has to evict and nobody is left of the ranking: it starts over, with one made while it held no lock."""
+
+
 class Victims:
-    """Candidates for eviction, from a pass over `usage`; each is checked again before it goes. Under the write lock only."""
+    """Candidates for eviction, from a pass over `usage`; each is checked again before it goes.
+
+    The pass takes milliseconds for each thousand nodes, so it is made in a read transaction while nobody waits (`rank`), and handed
+    to the next write transaction (`begin`). All but `rank` and `forget` under the write lock only.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._ranked: deque[Candidate] = deque()
+        self._just_ranked = False
         self.stale = False
 
-    def forget(self) -> None:
-        """Rank anew before the next one is taken: a transaction that took some was aborted. May be called from any thread."""
-        self.stale = True
-
-    def refresh(self, txn: Reader | Writer) -> None:
-        """Rank all nodes anew."""
+    def rank(self, txn: Reader | Writer) -> Sequence[Candidate]:
+        """Rank all nodes."""
         seen = (
             Candidate(int.from_bytes(key, "big"), nodes.usage_from(int.from_bytes(key, "big"), raw))
             for key, raw in txn.items(txn.db.usage)
             if len(key) == len(node_key(0))
         )
-        self._ranked, self.stale = deque(self._policy.rank(seen)), False
+        return self._policy.rank(seen)
+
+    def begin(self, ranking: Sequence[Candidate] | None) -> None:
+        """Take over, at the beginning of a write transaction, a ranking made for it; None goes on with the one there is."""
+        self._just_ranked = ranking is not None
+        if ranking is not None:
+            self._ranked, self.stale = deque(ranking), False
+
+    def forget(self) -> None:
+        """Rank anew before the next one is taken: a transaction that took some was aborted. May be called from any thread."""
+        self.stale = True
 
     def next(self, txn: Writer, keep: frozenset[int]) -> int | None:
         """The next node that is still there, unused since it was ranked, without children and not kept.
@@ -131,10 +157,19 @@ class Victims:
         return found
 
     def take(self, txn: Writer, keep: frozenset[int]) -> int | None:
-        """As `next`, but ranks anew when the ranking is used up or stale; None when there is nothing left to evict."""
+        """As `next`, for a transaction that needs one; None when there is nothing left to evict.
+
+        Raises
+        ------
+        RankingUsedUp
+            When nobody is left of the ranking. In a transaction that was given a new one nobody can be left at all: only then, to
+            be sure, it ranks anew here.
+        """
         node = self.next(txn, keep)
         while node is None:
-            self.refresh(txn)
+            if not self._just_ranked:
+                raise RankingUsedUp
+            self._ranked, self.stale = deque(self.rank(txn)), False
             node = self.next(txn, keep)
             if not self.stale:
                 return node
@@ -180,9 +215,9 @@ def make_room(
 
 
 def evict_to(txn: Writer, victims: Victims, live_pages: int, stateful_roots: frozenset[int]) -> Removed:
-    """Evict until at most `live_pages` pages are live, or nothing is left."""
+    """Evict until at most `live_pages` pages are live, nothing is left, or it is enough for one transaction."""
     removed = Removed()
-    while txn.live_pages() > live_pages and (node := victims.take(txn, frozenset())) is not None:
+    while not removed.enough and txn.live_pages() > live_pages and (node := victims.take(txn, frozenset())) is not None:
         _evict(txn, victims, node, removed, frozenset(), stateful_roots)
     return removed
 
@@ -214,15 +249,16 @@ def free_some(
     What they free can be used by the transaction that the caller begins next.
     """
     removed = Removed()
+    with environment.reading() as reader:
+        ranking = victims.rank(reader)
     with environment.write(timeout) as txn:
-        victims.refresh(txn)
+        victims.begin(ranking)
         for _ in range(points):
             node = victims.take(txn, keep)
             if node is None:
                 break
             _evict(txn, victims, node, removed, keep, stateful)
-    if removed.nodes:
-        _let_pass(environment, timeout)
+    _let_pass(environment, timeout)  # also where nobody was left: what the transaction before has freed comes of age
     return removed
 
 

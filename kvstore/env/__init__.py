@@ -3,6 +3,7 @@
 from kvstore.env.environment import Environment
 from kvstore.env.opening import MIN_CAP, map_bytes_for, open_environment
 from kvstore.env.place import check_room
+from kvstore.env.processes import Process, is_running, this_process
 from kvstore.env.registry import acquire_environment, exclusive_environment
 from kvstore.env.resizing import check_beside, compact, raise_cap
 from kvstore.env.transactions import Databases, MapFull, Reader, Writer
@@ -13,6 +14,7 @@ __all__ = [
     "Databases",
     "Environment",
     "MapFull",
+    "Process",
     "Reader",
     "Writer",
     "acquire_environment",
@@ -20,8 +22,10 @@ __all__ = [
     "check_room",
     "compact",
     "exclusive_environment",
+    "is_running",
     "map_bytes_for",
     "open_environment",
     "raise_cap",
+    "this_process",
     "verify_file",
 ]

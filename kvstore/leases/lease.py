@@ -391,6 +391,7 @@ def open_lease(scope: NamespaceScope, tokens: TokenArray, limit: int) -> Lease:
     A block whose header is damaged is refused, and the lease is on what comes before it.
     """
     prompt = token_bytes(tokens)
+    scope.store.write_old_touches()
     while True:
         pin = Pin(scope.store)
         try:

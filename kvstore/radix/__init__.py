@@ -1,9 +1,9 @@
 """The radix index: the tree over token prefixes by which the longest stored prefix of a prompt is found."""
 
-from kvstore.radix import checkpoints, nodes
+from kvstore.radix import checkpoints, nodes, unfinished
 from kvstore.radix.grow import Grown, NodeLimit, grow
 from kvstore.radix.remove import Removed, remove_leaf, remove_point
-from kvstore.radix.sweep import sweep
+from kvstore.radix.sweep import Swept, find_disagreements, set_right, sweep
 from kvstore.radix.walk import Path, cut_damage, walk
 
 __all__ = [
@@ -11,12 +11,16 @@ __all__ = [
     "NodeLimit",
     "Path",
     "Removed",
+    "Swept",
     "checkpoints",
     "cut_damage",
+    "find_disagreements",
     "grow",
     "nodes",
     "remove_leaf",
     "remove_point",
+    "set_right",
     "sweep",
+    "unfinished",
     "walk",
 ]

@@ -11,12 +11,11 @@ from __future__ import annotations
 from kvstore import blocks as table
 from kvstore.env import Reader, Writer
 from kvstore.errors import BaseLost, IndexDamaged
-from kvstore.ids import ID_BYTES
-from kvstore.radix import nodes
+from kvstore.radix import nodes, unfinished
 from kvstore.radix.walk import walk
 from kvstore.records.node import Checkpoint, Node
 
-__all__ = ["KEPT_PER_PATH", "add_blocks", "complete", "has_checkpoint", "prune"]
+__all__ = ["KEPT_PER_PATH", "add_blocks", "complete", "has_checkpoint", "place", "prune"]
 
 KEPT_PER_PATH = 2
 _CHILDREN_LOOKED_AT = 32
@@ -28,11 +27,16 @@ def has_checkpoint(txn: Reader | Writer, root: int, prompt: bytes, bad: frozense
     return path.matched == position and any(c.position == position and bad.isdisjoint(c.ids) for _, c in path.checkpoints())
 
 
-def add_blocks(txn: Writer, root: int, prompt: bytes, save_id: int, packed_bytes: int, ids: list[bytes], before: int) -> int:
-    """Append blocks to the incomplete checkpoint of a save at the prompt's end, which is made if it isn't there.
+def place(txn: Writer, root: int, prompt: bytes, save_id: int, before: int) -> Node | None:
+    """The node at whose end, or inside of which, a save's states are to go on.
 
-    The caller has put the blocks and so holds the references that the checkpoint takes over; earlier calls have added
-    `before` blocks. Returns the node.
+    None where another save has completed the checkpoint meanwhile: the states are stored, and what this one has written of
+    them is dropped.
+
+    Parameters
+    ----------
+    before : int
+        Blocks of states that earlier transactions of the save have added.
 
     Raises
     ------
@@ -44,45 +48,59 @@ def add_blocks(txn: Writer, root: int, prompt: bytes, save_id: int, packed_bytes
     if path.matched < position:
         raise BaseLost(f"the rows of {position} tokens were evicted while their states were being saved; save again")
     node = path.node_at(position)
-    mine = next((c for c in node.checkpoints if c.position == position and c.save_id == save_id), None)
-    earlier = b"" if mine is None else mine.blocks
-    if len(earlier) != ID_BYTES * before:
+    mine = _of_save(node, position, save_id)
+    if _stored_by_another(txn, node, position):
+        if mine is not None:
+            _drop(txn, [mine])
+            nodes.store(txn, node.replace(checkpoints=tuple(c for c in node.checkpoints if c is not mine)))
+        return None
+    if (0 if mine is None else len(mine.ids)) != before:
         raise BaseLost(f"the states at position {position} were evicted while they were being saved; save again")
-    mine = Checkpoint(position, save_id, False, packed_bytes, earlier + b"".join(ids))
-    others = tuple(c for c in node.checkpoints if c.save_id != save_id or c.position != position)
-    nodes.store(txn, node.replace(checkpoints=tuple(sorted((*others, mine), key=lambda c: (c.position, c.save_id)))))
-    return node.node
+    return node
 
 
-def complete(txn: Writer, root: int, prompt: bytes, save_id: int, blocks: int) -> None:
-    """Make the checkpoint of a save valid, and drop what it supersedes.
+def add_blocks(txn: Writer, node: Node, position: int, save_id: int, packed_bytes: int, ids: list[bytes]) -> Node:
+    """Append blocks to the incomplete checkpoint of a save at a node that `place` gave; it is made if it isn't there.
 
-    A complete checkpoint that another save has made at this position meanwhile stays; ours goes. One with a block that is
-    marked as bad is replaced. (Putting ours has cleared the mark where the bytes were the same: then that one is whole again.)
-
-    Raises
-    ------
-    BaseLost
-        When not all of its `blocks` are there any more.
+    The caller has put the blocks and so holds the references that the checkpoint takes over.
     """
-    position = len(prompt) // 4
-    path = walk(txn, root, prompt)
-    if path.matched < position:
-        raise BaseLost(f"the rows of {position} tokens were evicted while their states were being saved; save again")
-    node = path.node_at(position)
-    mine = next((c for c in node.checkpoints if c.position == position and c.save_id == save_id), None)
-    if mine is None or len(mine.ids) != blocks:
-        raise BaseLost(f"the states at position {position} were evicted while they were being saved; save again")
-    bad = table.bad_blocks(txn)
-    there = [c for c in node.checkpoints if c.complete and c.position == position]
-    first = any(bad.isdisjoint(c.ids) for c in there)
-    done = () if first else (Checkpoint(position, save_id, True, mine.packed_bytes, mine.blocks),)
-    stale = [mine] if first else there
-    stale += [c for c in node.checkpoints if c is not mine and not c.complete and c.position <= position]
-    kept = tuple(c for c in node.checkpoints if c is not mine and c not in stale)
-    _drop(txn, stale)
-    nodes.store(txn, node.replace(checkpoints=tuple(sorted((*kept, *done), key=lambda c: (c.position, c.save_id)))))
+    mine = _of_save(node, position, save_id)
+    longer = Checkpoint(position, save_id, False, packed_bytes, (b"" if mine is None else mine.blocks) + b"".join(ids))
+    changed = _with(node, [c for c in node.checkpoints if c is not mine], [longer])
+    nodes.store(txn, changed)
+    return changed
+
+
+def complete(txn: Writer, node: Node, position: int, save_id: int) -> None:
+    """Make the checkpoint of a save, to which all blocks were added, valid, and drop what it supersedes.
+
+    Where putting its blocks has healed one that another save had completed, that one stays and ours goes; one with a block
+    that is marked as bad is replaced. What other saves have written of the same states goes.
+    """
+    mine = _of_save(node, position, save_id)
+    if mine is None:
+        raise IndexDamaged(f"node {node.node} holds no checkpoint of save {save_id} at position {position}")
+    first = _stored_by_another(txn, node, position)
+    done = [] if first else [Checkpoint(position, save_id, True, mine.packed_bytes, mine.blocks)]
+    there = [c for c in node.checkpoints if c.position == position and c is not mine]
+    stale = [c for c in there if not (first and c.complete)]
+    _drop(txn, [*stale, mine] if first else stale)
+    unfinished.forget(txn, [mine])
+    nodes.store(txn, _with(node, [c for c in node.checkpoints if c is not mine and c not in stale], done))
     prune(txn, node.node, newest=position)
+
+
+def _of_save(node: Node, position: int, save_id: int) -> Checkpoint | None:
+    return next((c for c in node.checkpoints if c.position == position and c.save_id == save_id and not c.complete), None)
+
+
+def _stored_by_another(txn: Writer, node: Node, position: int) -> bool:
+    bad = table.bad_blocks(txn)
+    return any(c.complete and c.position == position and bad.isdisjoint(c.ids) for c in node.checkpoints)
+
+
+def _with(node: Node, kept: list[Checkpoint], added: list[Checkpoint]) -> Node:
+    return node.replace(checkpoints=tuple(sorted((*kept, *added), key=lambda c: (c.position, c.save_id))))
 
 
 def prune(txn: Writer, node: int, *, newest: int = 0) -> None:
@@ -149,6 +167,7 @@ def _path_through(txn: Writer, node: int) -> list[Node]:
 
 
 def _drop(txn: Writer, checkpoints: list[Checkpoint]) -> None:
+    unfinished.forget(txn, checkpoints)
     for checkpoint in checkpoints:
         for block in checkpoint.ids:
             table.drop_reference(txn, block)

@@ -10,7 +10,7 @@ from kvstore.blocks import PreparedBlock
 from kvstore.env import Writer
 from kvstore.errors import BaseLost, IndexDamaged
 from kvstore.ids import ID_BYTES
-from kvstore.radix import nodes
+from kvstore.radix import nodes, unfinished
 from kvstore.radix.walk import Path, walk
 from kvstore.records.constants import inline_limit
 from kvstore.records.node import Node, node_key, node_record_bytes, split_ids
@@ -223,6 +223,7 @@ def _split(txn: Writer, path: Path, prepared: Mapping[int, PreparedBlock], size:
     )
     nodes.store(txn, upper)
     nodes.store(txn, lower)
+    unfinished.moved(txn, upper)
     nodes.link(txn, node.parent, upper.first, upper.node)
     nodes.link(txn, upper.node, lower.first, lower.node)
     txn.put(txn.db.usage, node_key(upper.node), nodes.usage_of(txn, node.node).encode(upper.node))

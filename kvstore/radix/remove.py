@@ -8,27 +8,42 @@ from dataclasses import dataclass
 from kvstore import blocks as table
 from kvstore.env import Writer
 from kvstore.errors import IndexDamaged
-from kvstore.radix import nodes
+from kvstore.radix import nodes, unfinished
 from kvstore.radix.checkpoints import prune
 from kvstore.records.node import Node, node_key
 
 __all__ = ["Removed", "remove_leaf", "remove_point"]
 
 
+_REFERENCES_AT_ONCE = 256  # 20 to 30 ms
+_NODES_AT_ONCE = 64
+
+
 @dataclass(slots=True)
 class Removed:
-    """What removing took out of the store. `above` is the node that lost a child by it, 0 where that is the root."""
+    """What removing took out of the store.
+
+    `references` counts the blocks that the nodes referred to: removing takes its time for them. `above` is the node that lost a
+    child by it, 0 where that is the root.
+    """
 
     nodes: int = 0
     tokens: int = 0
     pages: int = 0
+    references: int = 0
     above: int = 0
+
+    @property
+    def enough(self) -> bool:
+        """Whether one transaction should remove no more: others wait for the write lock meanwhile."""
+        return self.references >= _REFERENCES_AT_ONCE or self.nodes >= _NODES_AT_ONCE
 
     def add(self, other: Removed) -> None:
         """Count another removal in."""
         self.nodes += other.nodes
         self.tokens += other.tokens
         self.pages += other.pages
+        self.references += other.references
 
 
 def remove_leaf(txn: Writer, node: Node) -> Removed:
@@ -39,7 +54,9 @@ def remove_leaf(txn: Writer, node: Node) -> Removed:
     if nodes.has_children(txn, node.node):
         raise IndexDamaged(f"node {node.node} has children and cannot be removed")
     parent = _parent(txn, node)
-    pages = sum(table.drop_reference(txn, block) for block in node.referenced())
+    referenced = node.referenced()
+    pages = sum(table.drop_reference(txn, block) for block in referenced)
+    unfinished.forget(txn, node.checkpoints)
     usage = nodes.usage_of(txn, node.node)
     nodes.unlink(txn, node.parent, node.first, node.node)
     txn.delete(txn.db.nodes, node_key(node.node))
@@ -48,7 +65,7 @@ def remove_leaf(txn: Writer, node: Node) -> Removed:
         nodes.touch(txn, parent.node, usage.last_use)
     if node.parent == node.root and not nodes.has_children(txn, node.root):
         nodes.drop_root(txn, node.root)
-    return Removed(1, node.end - node.start, pages)
+    return Removed(1, node.end - node.start, pages, len(referenced))
 
 
 def _parent(txn: Writer, node: Node) -> Node | None:
@@ -66,15 +83,16 @@ def remove_point(txn: Writer, leaf: Node, *, has_states: bool, keep: frozenset[i
     """Remove a leaf, and with it what became worthless by that.
 
     Without states that is the leaf alone. With states, rows behind the last usable checkpoint can't be restored, so the
-    nodes above go too, up to the first that has a complete checkpoint, has other children or is in `keep`.
+    nodes above go too, up to the first that has a complete checkpoint, has other children or is in `keep`; of a very long
+    session not all at once, but nothing is least recently used as much as the rest.
     """
     above = _parent(txn, leaf)
     removed = remove_leaf(txn, leaf)
-    while above is not None and above.node not in keep:
+    while above is not None and not removed.enough:
         count = nodes.count_children(txn, above.node, 2)
         if count == 1 and has_states:
             prune(txn, above.node)
-        if count or not has_states or any(c.complete for c in above.checkpoints):
+        if count or not has_states or above.node in keep or any(c.complete for c in above.checkpoints):
             break
         node, above = above, _parent(txn, above)
         removed.add(remove_leaf(txn, node))

@@ -14,11 +14,13 @@ from kvstore.records.frame import frame, unframe
 __all__ = [
     "COUNTERS_KEY",
     "FORMAT_KEY",
+    "SAVE_PREFIX",
     "STORE_KEY",
     "SWEEP_KEY",
     "Counters",
     "NamespaceRecord",
     "RootRecord",
+    "SaveRecord",
     "StoreRecord",
     "decode_format",
     "encode_format",
@@ -30,15 +32,18 @@ FORMAT_KEY: Final = b"format"
 STORE_KEY: Final = b"store"
 COUNTERS_KEY: Final = b"counters"
 SWEEP_KEY: Final = b"sweep"
+SAVE_PREFIX: Final = b"save:"  # followed by the save id, big-endian
 
 # record types; on disk
-_STORE, _COUNTERS, _NAMESPACE, _ROOT, _SWEEP = 1, 2, 3, 9, 10
+_STORE, _COUNTERS, _NAMESPACE, _ROOT, _SWEEP, _SAVE = 1, 2, 3, 9, 10, 11
 
 # on disk; the layout of this one record never changes, whatever the version, so that every version can name every other
 _FORMAT_BODY = struct.Struct("<8sI")
 _STORE_BODY = struct.Struct("<16sQQIIQ")
 _COUNTERS_BODY = struct.Struct("<QQ")
 _ROOT_BODY = struct.Struct("<32sII")
+_SAVE_BODY = struct.Struct("<QIIQ16s")
+_SAVE_ID = struct.Struct(">Q")
 _NAMESPACE_BODY = struct.Struct("<QQ32sI")
 
 
@@ -131,6 +136,54 @@ class Counters:
 def encode_sweep() -> bytes:
     """Encode the note that the index was found damaged and is still to be set right."""
     return frame(_SWEEP, SWEEP_KEY, b"")
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRecord:
+    """A save that takes several transactions: where it is, and which process is at it.
+
+    There is exactly one for each incomplete checkpoint.
+
+    Attributes
+    ----------
+    save_id : int
+        The save's.
+    node : int
+        The node that holds the checkpoint; while rows are written, that which holds the last of them.
+    position : int
+        The checkpoint's; 0 while rows are written.
+    pid : int
+        The process, in the PID namespace that all who have the store open share.
+    started : int
+        When it was started: field 22 of /proc/PID/stat, 0 where that can't be read.
+    boot : bytes
+        The kernel's boot id, 16 bytes; zeros where it can't be read.
+    """
+
+    save_id: int
+    node: int
+    position: int
+    pid: int
+    started: int
+    boot: bytes
+
+    @staticmethod
+    def key_of(save_id: int) -> bytes:
+        """Key of `meta` for a save."""
+        return SAVE_PREFIX + _SAVE_ID.pack(save_id)
+
+    def encode(self) -> bytes:
+        """Encode as the value of `meta` under `key_of(save_id)`."""
+        body = _SAVE_BODY.pack(self.node, self.position, self.pid, self.started, self.boot)
+        return frame(_SAVE, self.key_of(self.save_id), body)
+
+    @classmethod
+    def decode(cls, key: bytes, raw: bytes) -> SaveRecord:
+        """Decode; raises IndexDamaged."""
+        start = unframe(_SAVE, key, raw)
+        if len(raw) != start + _SAVE_BODY.size or len(key) != len(SAVE_PREFIX) + _SAVE_ID.size:
+            raise IndexDamaged(f"the record of a save under {key.hex()} has {len(raw)} bytes, expected {start + _SAVE_BODY.size}")
+        return cls(_SAVE_ID.unpack_from(key, len(SAVE_PREFIX))[0], *_SAVE_BODY.unpack_from(raw, start))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from kvstore import blocks as table
 from kvstore.blocks import PreparedBlock
-from kvstore.env import Writer
-from kvstore.radix import Grown, Path, checkpoints, cut_damage, grow, nodes, walk
+from kvstore.env import Writer, this_process
+from kvstore.radix import Grown, Path, Removed, checkpoints, cut_damage, grow, nodes, unfinished, walk
 from kvstore.saving.gather import merge_stored, release
-from kvstore.scope import NamespaceScope
+from kvstore.scope import NamespaceScope, SaveUnderWay
 
 __all__ = ["Piece", "StatesPiece", "publish_piece", "publish_states"]
 
@@ -42,12 +42,17 @@ class StatesPiece:
 
 @dataclass(slots=True)
 class Piece:
-    """What one transaction publishes: rows up to a position, and maybe states at it."""
+    """What one transaction publishes: rows up to a position, and maybe states at it.
+
+    The pieces of one save share their `save`, and all that are followed by others say that there is `more`. Whoever publishes them
+    gives the save up in the end (`StoreScope.give_up`).
+    """
 
     prompt: bytes
     rows: dict[int, PreparedBlock]
     states: StatesPiece | None = None
-    save_id: int = field(default=0)
+    save: SaveUnderWay = field(default_factory=SaveUnderWay)
+    more: bool = False
 
     @property
     def blocks(self) -> list[PreparedBlock]:
@@ -85,10 +90,11 @@ def publish_piece(
     StoreFullError, SpacePinned, WriteLockTimeout
     """
     keep: set[int] = set()
-    given = piece.save_id
+    evicted: list[Removed] = []  # by try; the last one counts
+    given = piece.save.save_id
 
     def work(txn: Writer) -> Grown:
-        piece.save_id = given  # one handed out by a try that was aborted may be handed out again
+        piece.save.save_id = given  # one handed out by a try that was aborted may be handed out again
         path = walk(txn, scope.ensure_root(txn), piece.prompt, tolerant=True)
         if path.damage is not None:
             _log.warning("a damaged part of the index is cut off and saved anew: %s", path.damage)
@@ -96,18 +102,22 @@ def publish_piece(
         keep.clear()
         keep.update(node.node for node in path.nodes)
         _merge(scope, txn, piece, path, scope.store.bad(txn))
-        scope.store.make_room(txn, table.pages_to_put(txn, piece.blocks, scope.geometry), keep)
+        evicted.append(scope.store.make_room(txn, table.pages_to_put(txn, piece.blocks, scope.geometry), keep))
         root = scope.ensure_root(txn)  # making room may have taken the namespace's last session, and the root with it
         scope.store.mark_damaged(txn)  # merging may have found damage; what is put now heals it
         grown = grow(txn, root, piece.prompt, piece.rows, scope.limit, scope.store.bad(txn))
         nodes.touch(txn, grown.leaf, nodes.now())
         if piece.states is not None:
             _put_states(txn, root, piece, piece.states, grown)
+        _note(scope, txn, piece, grown)
         if before_commit is not None:
             before_commit()
         return grown
 
     grown = scope.store.transact(work, keep, durable=durable)
+    scope.store.count_evicted(evicted[-1])
+    if not piece.more:
+        scope.store.saves.end(piece.save, whole=True)
     counters = scope.store.counters
     counters.written_bytes += grown.written_bytes
     counters.healed_blocks += grown.healed_blocks
@@ -128,27 +138,43 @@ def _merge(scope: NamespaceScope, txn: Writer, piece: Piece, path: Path, bad: fr
             piece.rows[base // size] = merged
 
 
+def _note(scope: NamespaceScope, txn: Writer, piece: Piece, grown: Grown) -> None:
+    """Note in the store that the save goes on, or that it doesn't any more."""
+    save = piece.save
+    if not piece.more:
+        if save.save_id:
+            unfinished.end(txn, save.save_id)
+        return
+    if not save.save_id:
+        save.save_id = nodes.new_save_id(txn)
+    scope.store.saves.begin(save)
+    if piece.states is None:
+        unfinished.note(txn, save.save_id, grown.leaf, 0, this_process())
+
+
 def _put_states(txn: Writer, root: int, piece: Piece, states: StatesPiece, grown: Grown) -> None:
-    if not piece.save_id:
-        piece.save_id = nodes.new_save_id(txn)
+    position, save = len(piece.prompt) // 4, piece.save
+    node = checkpoints.place(txn, root, piece.prompt, save.save_id, states.before)
+    if node is None:
+        return
+    if not save.save_id:
+        save.save_id = nodes.new_save_id(txn)
     for block in states.blocks:
         written = table.put(txn, block)
         grown.written_bytes += written
         grown.new_blocks += written > 0
     ids = [block.block_id for block in states.blocks]
-    node = checkpoints.add_blocks(txn, root, piece.prompt, piece.save_id, states.packed_bytes, ids, states.before)
-    grown.path.add(node)
+    node = checkpoints.add_blocks(txn, node, position, save.save_id, states.packed_bytes, ids)
+    grown.path.add(node.node)
     if states.last:
-        checkpoints.complete(txn, root, piece.prompt, piece.save_id, states.before + len(ids))
+        checkpoints.complete(txn, node, position, save.save_id)
+    elif not states.before:
+        unfinished.note(txn, save.save_id, node.node, position, this_process())
 
 
-def publish_states(scope: NamespaceScope, prompt: bytes, states: StatesPiece, save_id: int) -> tuple[Grown, int]:
-    """Publish some of a checkpoint's states whose rows are stored; returns the save id to give to the next call.
-
-    Durable with the last of them.
+def publish_states(scope: NamespaceScope, prompt: bytes, states: StatesPiece, save: SaveUnderWay) -> Grown:
+    """Publish some of a checkpoint's states whose rows are stored. Durable with the last of them.
 
     Raises as `publish_piece`.
     """
-    piece = Piece(prompt, {}, states, save_id)
-    grown = publish_piece(scope, piece, durable=states.last)
-    return grown, piece.save_id
+    return publish_piece(scope, Piece(prompt, {}, states, save, more=not states.last), durable=states.last)

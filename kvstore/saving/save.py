@@ -21,7 +21,7 @@ from kvstore.records.states import pack_states, packed_states_bytes
 from kvstore.saving.check import Comparison, compare_stored
 from kvstore.saving.gather import check_states, check_streams, gather_rows, gather_states, release
 from kvstore.saving.publish import Piece, StatesPiece, publish_piece, publish_states
-from kvstore.scope import NamespaceScope
+from kvstore.scope import NamespaceScope, SaveUnderWay
 
 __all__ = ["SaveResult", "Saver", "group_blocks", "stored_prefix", "touch_stored"]
 
@@ -218,9 +218,14 @@ class Saver:
             if row_pages + state_pages <= self._single_pages:
                 self._publish_at_once(arrays, origin, first, states if wants_states else None, packed)
                 return
-            self._publish_rows(arrays, origin, first, durable=not wants_states)
-        if wants_states and states is not None:
-            self._publish_states(states, packed)
+        save = SaveUnderWay()
+        try:
+            if base < length:
+                self._publish_rows(arrays, origin, first, save, more=wants_states)
+            if wants_states and states is not None:
+                self._publish_states(states, packed, save)
+        finally:
+            scope.store.give_up(save)
 
     def _publish_at_once(
         self, arrays: Mapping[str, StreamArray], origin: int, first: int, states: Mapping[str, Array] | None, packed: int
@@ -234,15 +239,16 @@ class Saver:
         finally:
             piece.release(self._scope)
 
-    def _publish_rows(self, arrays: Mapping[str, StreamArray], origin: int, first: int, *, durable: bool) -> None:
+    def _publish_rows(self, arrays: Mapping[str, StreamArray], origin: int, first: int, save: SaveUnderWay, *, more: bool) -> None:
         """Publish rows in pieces; the next ones are prepared on another thread while one commits.
 
-        Each commit waits for its own pages, and only the last one (if `durable`) for the page that makes them count.
+        Each commit waits for its own pages, and only the last one (unless there is `more`) for the page that makes them count.
         """
 
         def prepare(start: int) -> Piece:
             stop = min(start + self._piece_tokens, self._length)
-            return Piece(self._prompt[: 4 * stop], gather_rows(self._scope, arrays, origin, start, stop))
+            rows = gather_rows(self._scope, arrays, origin, start, stop)
+            return Piece(self._prompt[: 4 * stop], rows, save=save, more=more or stop < self._length)
 
         environment = self._scope.store.environment
         starts = range(first, self._length, self._piece_tokens)
@@ -264,8 +270,7 @@ class Saver:
                         room.ahead(environment.end_bytes())
                         # Not sooner than at the commit, which needs no interpreter: what prepares a piece needs it for a while,
                         # and this thread would wait for it in the middle of a transaction.
-                        last = len(piece.prompt) == len(self._prompt)
-                        self._count(piece, durable=durable and last, before_commit=prepare_more)
+                        self._count(piece, durable=not piece.more, before_commit=prepare_more)
                     finally:
                         piece.release(self._scope)
             finally:
@@ -273,12 +278,11 @@ class Saver:
                     if not future.cancel() and future.exception() is None:
                         future.result().release(self._scope)
 
-    def _publish_states(self, states: Mapping[str, Array], packed: int) -> None:
-        scope = self._scope
-        save_id = before = 0
+    def _publish_states(self, states: Mapping[str, Array], packed: int, save: SaveUnderWay) -> None:
+        scope, before = self._scope, 0
         for group, last in group_blocks(gather_states(scope, pack_states(scope.layout, states)), self._piece_pages, scope):
             try:
-                grown, save_id = publish_states(scope, self._prompt, StatesPiece(group, packed, last, before), save_id)
+                grown = publish_states(scope, self._prompt, StatesPiece(group, packed, last, before), save)
                 self._new_blocks += grown.new_blocks
                 self._written += grown.written_bytes
                 before += len(group)

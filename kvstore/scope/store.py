@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -15,11 +16,22 @@ import numpy.typing as npt
 from kvstore import blocks as table
 from kvstore.env import Environment, MapFull, Reader, Writer
 from kvstore.errors import IndexDamaged, KVStoreError, SpacePinned, StoreFullError
-from kvstore.eviction import LeastRecentlyUsed, Limits, Policy, Victims, evict_to, free_some, make_room
-from kvstore.radix import Removed, nodes, sweep
+from kvstore.eviction import (
+    Candidate,
+    LeastRecentlyUsed,
+    Limits,
+    Policy,
+    RankingUsedUp,
+    Victims,
+    evict_to,
+    free_some,
+    make_room,
+)
+from kvstore.radix import Removed, Swept, find_disagreements, nodes, set_right, sweep, unfinished
 from kvstore.records.constants import PAGE_HEADER, PAYLOAD_ALIGN
 from kvstore.records.meta import SWEEP_KEY, RootRecord
 from kvstore.records.node import node_key
+from kvstore.scope.saves import SavesUnderWay, SaveUnderWay
 from kvstore.staging import BufferPool
 
 __all__ = ["StoreCounters", "StoreScope"]
@@ -32,8 +44,12 @@ _POINTS_A_TRY = 1  # twice as many with each further try
 _PASSING_READER = 0.5  # seconds
 _READER_WAITS = 3
 _TOUCHES_HELD = 4096
-_PAGES_EVICTED_AT_ONCE = 8192
+_TOUCHES_AT_ONCE = 512  # 10 ms
+_TOUCHES_LOST = 30.0  # seconds: what is older than that was written, also by a process that only reads
 _BLOCKS_REMEMBERED = 1 << 16
+_SAVE_GETS_ON = 10.0  # seconds within which a save that isn't stopped comes to its next transaction
+_GIVE_UP_TIMEOUT = 1.0  # seconds
+_SWEEP_TRIES = 3
 _SWEEP_SHARE = 20  # of the time, at most, is spent on setting the index right
 
 
@@ -93,6 +109,7 @@ class StoreScope:
     lock_timeout: float
     policy: Policy = field(default_factory=LeastRecentlyUsed)
     counters: StoreCounters = field(default_factory=StoreCounters)
+    saves: SavesUnderWay = field(default_factory=SavesUnderWay)
     pool: BufferPool = field(default_factory=lambda: BufferPool(48 << 20, align=PAYLOAD_ALIGN, skew=PAGE_HEADER))
 
     def __post_init__(self) -> None:
@@ -105,15 +122,17 @@ class StoreScope:
         self._roots = _NO_ROOTS
         self._pins: dict[int, Overdue] = {}
         self._sweep_after = float("-inf")
+        self._touches_due = time.monotonic() + _TOUCHES_LOST
 
     @property
     def pending(self) -> bool:
-        """Whether there are touches or marks that no transaction has written yet."""
-        return bool(self._touches or self._damaged)
+        """Whether there are touches or marks that no transaction has written yet, or states of failed saves to drop."""
+        return bool(self._touches or self._damaged or self.saves.left)
 
     def touch(self, node: int) -> None:
         """Remember that a node was used; written with the next transaction, so that a hit costs no durable write."""
         with self._guard:
+            self._touches.pop(node, None)  # so that they are in order of use
             self._touches[node] = nodes.now()
             while len(self._touches) > _TOUCHES_HELD:
                 del self._touches[next(iter(self._touches))]
@@ -203,17 +222,27 @@ class StoreScope:
         return self._roots
 
     def make_room(self, txn: Writer, pages: int, keep: set[int]) -> Removed:
-        """Evict, inside a transaction, what would lift the store above its limit. Raises StoreFullError."""
+        """Evict, inside a transaction, what would lift the store above its limit; to be counted once it is committed.
+
+        Raises StoreFullError.
+        """
         try:
-            removed = make_room(txn, self._victims, self.limits(txn), pages, frozenset(keep), self.stateful(txn))
+            return make_room(txn, self._victims, self.limits(txn), pages, self._kept(txn, keep), self.stateful(txn))
         except MapFull:
             raise  # not refused yet: it is tried again
         except StoreFullError:
             self.counters.refused_saves += 1
             raise
+
+    def _kept(self, txn: Reader | Writer, keep: set[int] | None) -> frozenset[int]:
+        """What is not evicted for a save: its own path, and that of any other that has got on a short while ago."""
+        since = nodes.now() - round(_SAVE_GETS_ON * 1e6)
+        return frozenset(unfinished.held(txn, self.saves.runs, since).union(keep or ()))
+
+    def count_evicted(self, removed: Removed) -> None:
+        """Count what a transaction that was committed has evicted."""
         self.counters.evicted_nodes += removed.nodes
         self.counters.evicted_tokens += removed.tokens
-        return removed
 
     def transact(self, work: Callable[[Writer], _T], keep: set[int] | None = None, *, durable: bool = True) -> _T:
         """Run `work` in a write transaction, with pending marks and touches; try again where LMDB found no contiguous pages.
@@ -228,10 +257,14 @@ class StoreScope:
         StoreFullError, WriteLockTimeout, StoreDamagedError
         """
         evictions = waits = 0
+        ranking: Sequence[Candidate] | None = None
         while True:
             try:
-                return self._transact(work, self.lock_timeout, durable)
+                return self._transact(work, self.lock_timeout, durable, ranking)
+            except RankingUsedUp:
+                ranking = self._rank()
             except MapFull as error:
+                ranking = None
                 if not self.environment.await_readers(0):
                     # a reader that is only passing (a promote takes milliseconds) is waited for; what it pinned can be used then
                     waits += 1
@@ -245,36 +278,58 @@ class StoreScope:
                 if evictions == _MAP_FULL_TRIES:
                     self.counters.refused_saves += 1
                     raise StoreFullError(f"no contiguous free pages after {evictions} tries; raise the cap ({error})") from error
-                self._free_some(_POINTS_A_TRY << evictions, frozenset(keep or ()))
+                self._free_some(_POINTS_A_TRY << evictions, keep)
                 evictions += 1
 
-    def _free_some(self, points: int, keep: frozenset[int]) -> None:
+    def _rank(self) -> Sequence[Candidate]:
+        with self.environment.reading() as txn:
+            return self._victims.rank(txn)
+
+    def _free_some(self, points: int, keep: set[int] | None) -> None:
         try:
             with self.environment.reading() as reader:
                 stateful = self.stateful(reader)
-            removed = free_some(self.environment, self._victims, points, self.lock_timeout, keep, stateful)
+                kept = self._kept(reader, keep)
+                dead = not all(r is not None and self.saves.runs(r) for _, r in unfinished.noted(reader))
+            if dead:  # what dead savers have left was dropped in the transaction that failed, and is there again
+                self._transact(lambda _: None, self.lock_timeout, durable=False)
+            removed = free_some(self.environment, self._victims, points, self.lock_timeout, kept, stateful)
         except MapFull as error:
             raise StoreFullError(f"the store has no page left even to evict with; raise the cap ({error})") from error
-        self.counters.evicted_nodes += removed.nodes
-        self.counters.evicted_tokens += removed.tokens
+        self.count_evicted(removed)
 
-    def _transact(self, work: Callable[[Writer], _T], timeout: float, durable: bool = True) -> _T:
+    def _transact(
+        self,
+        work: Callable[[Writer], _T],
+        timeout: float,
+        durable: bool = True,
+        ranking: Sequence[Candidate] | None = None,
+        sweeps: bool = True,
+    ) -> _T:
         self.environment.retain()  # until the last thing is done that looks at the file
         try:
-            return self._transact_retained(work, timeout, durable)
+            result, owed = self._transact_retained(work, timeout, durable, ranking)
+            if owed and sweeps and time.monotonic() > self._sweep_after:
+                self._sweep(timeout)
+            return result
         finally:
             self.environment.release()
 
-    def _transact_retained(self, work: Callable[[Writer], _T], timeout: float, durable: bool) -> _T:
+    def _transact_retained(
+        self, work: Callable[[Writer], _T], timeout: float, durable: bool, ranking: Sequence[Candidate] | None
+    ) -> tuple[_T, bool]:
         with self._guard:
-            touches = dict(self._touches)
+            touches = dict(islice(self._touches.items(), _TOUCHES_AT_ONCE))
         self.environment.reader_check_due()
         for pin in list(self._pins.values()):
             pin.report_if_overdue()
         began = False
+        left = self.saves.left
         try:
             with self.environment.write(timeout, durable=durable) as txn:
                 began = True
+                self._victims.begin(ranking)
+                cleared = unfinished.clear(txn, self.saves.runs)
                 marks = self.mark_damaged(txn)
                 for node, last_use in touches.items():
                     if txn.get(node_key(node), txn.db.usage) is not None:
@@ -287,6 +342,8 @@ class StoreScope:
                 self._roots = _NO_ROOTS  # a root seen in it may never have been, and its number may be another's
             raise
         self.counters.stuck_blocks += len(txn.stuck)
+        if cleared:
+            self.saves.cleared(left)
         with self._guard:
             for block_id, offset in marks.items():
                 if self._damaged.get(block_id, -1) == offset:
@@ -294,48 +351,82 @@ class StoreScope:
             for node, last_use in touches.items():
                 if self._touches.get(node) == last_use:
                     del self._touches[node]
-        if owed and time.monotonic() > self._sweep_after:
-            self._sweep(timeout)
-        return result
+        return result, owed
 
     def _sweep(self, timeout: float) -> None:
         """Set the index right that was found damaged. Not worth failing for: what is owed stays noted in the store."""
         began = time.monotonic()
         try:
-            with self.environment.write(timeout) as txn:
-                swept = sweep(txn)
-                txn.damage = False
+            swept = self._swept(timeout)
         except Exception as error:
             _log.warning("the index was not set right after damage: %s: %s", type(error).__name__, error)
         else:
-            self.counters.stuck_blocks += len(txn.stuck)
             _log.warning("the index was set right after damage: %d records, %d counts", swept.records, swept.counts)
         # damage that comes back again and again must not keep everybody from writing
         self._sweep_after = time.monotonic() + _SWEEP_SHARE * (time.monotonic() - began)
+
+    def _swept(self, timeout: float) -> Swept:
+        """Sweep. What is wrong is looked for while nobody waits, and holds if nobody has written meanwhile; else once more."""
+        for _ in range(_SWEEP_TRIES):
+            with self.environment.reading() as reader:
+                findings = find_disagreements(reader)
+                seen = reader.transaction
+            with self.environment.write(timeout) as txn:
+                swept = set_right(txn, findings) if txn.transaction == seen + 1 else None
+            if swept is not None:
+                break
+        else:
+            with self.environment.write(timeout) as txn:
+                swept = sweep(txn)
+        self.counters.stuck_blocks += len(txn.stuck)
+        return swept
+
+    def give_up(self, save: SaveUnderWay) -> None:
+        """End a save. What it has written of states that aren't whole goes: now if the lock is to be had, else with the next write.
+
+        Does nothing for one that was completed, or has ended before.
+        """
+        if not self.saves.end(save, whole=False):
+            return
+        try:
+            self._transact(lambda _: None, min(_GIVE_UP_TIMEOUT, self.lock_timeout), durable=False)
+        except Exception as error:  # the save has failed already, and says why
+            _log.debug("what a failed save has left goes with the next write: %s", error)
 
     def evict_down(self, live_pages: int) -> Removed:
         """Evict until at most `live_pages` pages are live, or nothing is left. Several transactions."""
         removed = Removed()
 
         def work(txn: Writer) -> tuple[Removed, bool]:
-            self._victims.refresh(txn)
-            target = max(live_pages, txn.live_pages() - _PAGES_EVICTED_AT_ONCE)
-            part = evict_to(txn, self._victims, target, self.stateful(txn))
+            part = evict_to(txn, self._victims, live_pages, self.stateful(txn))
             return part, bool(part.nodes) and txn.live_pages() > live_pages
 
+        self._victims.forget()  # others have used theirs since they were ranked
         more = True
         while more:
             part, more = self.transact(work)
             removed.add(part)
-        self.counters.evicted_nodes += removed.nodes
-        self.counters.evicted_tokens += removed.tokens
+        self.count_evicted(removed)
         return removed
 
     def write_pending(self, timeout: float) -> None:
         """Write marks and touches that no save has carried, if the lock is to be had; recency is not worth waiting for."""
-        if not self.pending:
-            return
         try:
-            self._transact(lambda _: None, timeout)
+            for _ in range(_TOUCHES_HELD // _TOUCHES_AT_ONCE):
+                if self.pending:
+                    self._transact(lambda _: None, timeout)
         except KVStoreError as error:
+            _log.debug("recency of %d nodes was not written: %s", len(self._touches), error)
+
+    def write_old_touches(self) -> None:
+        """Write touches that no save has carried for a while, so that a process that only reads keeps alive what it reads.
+
+        Now and then, not durably, and only where nobody else is writing: a hit costs no write of its own.
+        """
+        if not self._touches or time.monotonic() < self._touches_due:
+            return
+        self._touches_due = time.monotonic() + _TOUCHES_LOST
+        try:
+            self._transact(lambda _: None, 0.0, durable=False, sweeps=False)
+        except (KVStoreError, OSError) as error:
             _log.debug("recency of %d nodes was not written: %s", len(self._touches), error)

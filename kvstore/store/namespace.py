@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from kvstore.arrays import Array, StreamArray
 from kvstore.env import Writer
@@ -16,8 +17,6 @@ from kvstore.saving import Saver, SaveResult
 from kvstore.scope import NamespaceScope, StoreScope
 
 __all__ = ["EvictResult", "Namespace", "evict_all"]
-
-_NODES_A_TRANSACTION = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,12 @@ class Namespace:
             with scope.store.environment.reading() as txn:
                 root = scope.root(txn)
             return evict_all(scope.store, root)
-        return _result(scope.store, scope.store.transact(lambda txn: _evict_session(scope, txn, prompt)))
+        removed = Removed()
+        left = prompt
+        while left:
+            part, left = scope.store.transact(partial(_evict_session, scope, left))
+            removed.add(part)
+        return _result(scope.store, removed)
 
     @property
     def scope(self) -> NamespaceScope:
@@ -157,18 +161,23 @@ def _limit(prompt: TokenArray, limit: int | None) -> int:
     return prompt.size if limit is None else max(0, min(int(limit), prompt.size))
 
 
-def _evict_session(scope: NamespaceScope, txn: Writer, prompt: bytes) -> Removed:
-    """Remove the nodes that only this session uses, from its end up to where another one branches off."""
+def _evict_session(scope: NamespaceScope, prompt: bytes, txn: Writer) -> tuple[Removed, bytes]:
+    """Remove the nodes that only this session uses, from its end up to where another one branches off.
+
+    Of a long one no more than one transaction should: then also returns what is left of the prompt, else nothing.
+    """
     removed = Removed()
     path = walk(txn, scope.root(txn), prompt, tolerant=True)
     if path.inside or path.matched < len(prompt) // 4:
-        return removed  # it isn't stored whole: what is there is another session's, or the edge is that of a longer one
+        return removed, b""  # it isn't stored whole: what is there is another session's, or the edge is that of a longer one
     keep, stateful = frozenset(node.node for node in path.nodes), scope.store.stateful(txn)
     for node in reversed(path.nodes):
         if nodes.has_children(txn, node.node):
             break
         removed.add(evict_point(txn, node.node, keep, stateful))
-    return removed
+        if removed.enough:
+            return removed, prompt[: 4 * node.start]
+    return removed, b""
 
 
 def evict_all(store: StoreScope, root: int) -> EvictResult:
@@ -180,15 +189,14 @@ def evict_all(store: StoreScope, root: int) -> EvictResult:
 
 
 def _result(store: StoreScope, removed: Removed) -> EvictResult:
-    store.counters.evicted_nodes += removed.nodes
-    store.counters.evicted_tokens += removed.tokens
+    store.count_evicted(removed)
     return EvictResult(removed.nodes, removed.tokens, removed.pages * store.environment.page_bytes)
 
 
 def _evict_some(txn: Writer, root: int) -> Removed:
     """Remove some leaves, found by walking down first children."""
     removed = Removed()
-    while removed.nodes < _NODES_A_TRANSACTION:
+    while not removed.enough:
         node = next(nodes.children_of(txn, root), None)
         if node is None:
             nodes.drop_root(txn, root)

@@ -15,7 +15,7 @@ from typing import Literal
 from kvstore.errors import ForkedStoreError, KVStoreError
 from kvstore.ids import common_tokens
 from kvstore.saving import Piece, publish_piece
-from kvstore.scope import NamespaceScope
+from kvstore.scope import NamespaceScope, SaveUnderWay
 from kvstore.tier.stats import TierCounters
 
 __all__ = ["Session", "WriteBehind"]
@@ -32,7 +32,7 @@ class Session:
     scope: NamespaceScope
     prompt: bytes
     counters: TierCounters
-    save_id: int = 0
+    save: SaveUnderWay = field(default_factory=SaveUnderWay)
     failed: str = ""
     left: int = 0
     finished: bool = False
@@ -130,7 +130,9 @@ class WriteBehind:
         """Announce that a cascade has queued all its pieces."""
         with self._changed:
             session.finished = True
-            self._settle(session)
+            half_way = self._settle(session)
+        if half_way:
+            _take_back(session)
 
     def under_way(self, scope: NamespaceScope, prompt: bytes) -> int:
         """How many leading tokens of a prompt are on their way into its namespace."""
@@ -167,19 +169,23 @@ class WriteBehind:
             thread.join()
         _live.discard(self)
 
-    def _settle(self, session: Session) -> None:
-        """Count a cascade once nothing of it is left. The condition is held."""
-        if session.finished and not session.left and session in self._sessions:
-            self._sessions.remove(session)
+    def _settle(self, session: Session) -> bool:
+        """Count a cascade once nothing of it is left; says whether to `_take_back` what it has written. The condition is held."""
+        if not session.finished or session.left or session not in self._sessions:
+            return False
+        self._sessions.remove(session)
+        half_way = bool(session.failed and session.save.save_id)
+        if not half_way:
             session.scope.store.environment.release()
-            self._changed.notify_all()
-            if session.abandoned:
-                session.counters.add(new_tokens=session.new_tokens)
-                return
+        self._changed.notify_all()
+        if session.abandoned:
+            session.counters.add(new_tokens=session.new_tokens)
+        else:
             session.counters.settle(session.failed or session.missed, session.new_tokens)
             if session.failed or session.missed:
                 why = session.failed or session.missed
                 _log.warning("a cascade of %d tokens was not saved whole: %s", len(session.prompt) // 4, why)
+        return half_way
 
     def _run(self) -> None:
         while True:
@@ -191,20 +197,24 @@ class WriteBehind:
             try:
                 if not job.session.failed:
                     self._publish(job)
+                if job.session.failed:
+                    job.session.scope.store.give_up(job.session.save)
             finally:
                 job.release()
                 with self._changed:
                     self._bytes -= job.size
                     self._done += 1
                     job.session.left -= 1
-                    self._settle(job.session)
+                    half_way = self._settle(job.session)
                     self._changed.notify_all()
+                if half_way:
+                    _take_back(job.session)
 
     def _publish(self, job: _Job) -> None:
         session = job.session
         started = time.perf_counter()
         try:
-            job.piece.save_id = session.save_id
+            job.piece.save = session.save
             grown = publish_piece(session.scope, job.piece)
         except (KVStoreError, OSError, MemoryError) as error:
             session.failed = f"{type(error).__name__}: {error}"
@@ -212,10 +222,17 @@ class WriteBehind:
             session.failed = f"{type(error).__name__}: {error}"
             _log.exception("publishing failed in a way that was not foreseen")
         else:
-            session.save_id = job.piece.save_id
             session.new_tokens += grown.new_tokens
             session.counters.wrote(grown.written_bytes)
         session.counters.spent(time.perf_counter() - started)
+
+
+def _take_back(session: Session) -> None:
+    """Drop what a cascade that failed has written of its states, unless that was done, and let go of the file."""
+    try:
+        session.scope.store.give_up(session.save)
+    finally:
+        session.scope.store.environment.release()
 
 
 _live: weakref.WeakSet[WriteBehind] = weakref.WeakSet()

@@ -64,7 +64,7 @@ class Capturer:
                 stop = min(start + step, length)
                 captured = self._ask(start, stop)
                 rows = gather_rows(scope, captured.streams, start, start, stop)
-                piece = Piece(prompt[: 4 * stop], rows)
+                piece = Piece(prompt[: 4 * stop], rows, more=stop < length)
                 if not self._put(session, piece, captured if stop == length else None, limits.piece_pages):
                     break
             else:
@@ -103,13 +103,14 @@ class Capturer:
             blocks = list(gather_states(scope, pack_states(scope.layout, states)))
             piece.states = StatesPiece(blocks, packed, last=True)
             return self._behind.put(session, piece, piece.size)
+        piece.more = True
         return self._behind.put(session, piece, piece.size) and self._put_states(session, last, pages)
 
     def _put_states(self, session: Session, last: Captured, pages: int) -> bool:
         scope, before = self._scope, 0
         packed = packed_states_bytes(scope.layout, last.states)
         for group, final in group_blocks(gather_states(scope, pack_states(scope.layout, last.states)), pages, scope):
-            piece = Piece(session.prompt, {}, StatesPiece(group, packed, final, before))
+            piece = Piece(session.prompt, {}, StatesPiece(group, packed, final, before), more=not final)
             if not self._behind.put(session, piece, piece.size):
                 return False
             before += len(group)

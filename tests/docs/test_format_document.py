@@ -15,7 +15,7 @@ from kvstore.layout import DTYPES, Layout, State, Stream
 from kvstore.locks import FileLock
 from kvstore.records.block import BadRecord, BlockHeader, Ref
 from kvstore.records.constants import KIND_ROWS, inline_limit
-from kvstore.records.meta import Counters, NamespaceRecord, RootRecord, StoreRecord, decode_format, encode_format
+from kvstore.records.meta import Counters, NamespaceRecord, RootRecord, SaveRecord, StoreRecord, decode_format, encode_format
 from kvstore.records.node import Checkpoint, Node, Usage, child_key, decode_child, encode_child, node_key
 from kvstore.records.states import pack_states, unpack_states
 
@@ -88,6 +88,12 @@ def test_meta_records() -> None:
     assert StoreRecord.decode(example("store")["store"]) == record
     assert Counters(7, 3).encode() == example("counters")["counters"]
     assert Counters.decode(example("counters")["counters"]) == Counters(7, 3)
+    save = SaveRecord(3, 2, 9, 4321, 987_654, bytes(range(16)))
+    assert (SaveRecord.key_of(3), save.encode()) == (example("save")["key"], example("save")["value"])
+    assert SaveRecord.decode(example("save")["key"], example("save")["value"]) == save
+    body = save.encode()[8 + 13 :]
+    assert [int.from_bytes(body[a:b], "little") for a, b in ((0, 8), (8, 12), (12, 16), (16, 24))] == [2, 9, 4321, 987_654]
+    assert body[24:] == bytes(range(16))
 
 
 def test_namespace_record_offsets() -> None:

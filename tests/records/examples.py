@@ -10,7 +10,7 @@ import numpy as np
 from kvstore import Layout, State, Stream
 from kvstore.kernel import crc32c
 from kvstore.records.block import BadRecord, BlockHeader, Ref
-from kvstore.records.meta import Counters, NamespaceRecord, RootRecord, StoreRecord, decode_format, encode_format
+from kvstore.records.meta import Counters, NamespaceRecord, RootRecord, SaveRecord, StoreRecord, decode_format, encode_format
 from kvstore.records.node import Checkpoint, Node, Usage, child_key, decode_child, encode_child, node_key
 from kvstore.records.states import pack_states, unpack_states
 
@@ -45,6 +45,7 @@ BARE_NODE = Node(10, 1, 1, 0, 20, TOKENS, BLOCK, OTHER)
 STORE = StoreRecord(bytes(range(16)), 2, 1 << 30, 32768, 1_700_000_000_000_000)
 NAMESPACE_RECORD = NamespaceRecord(NAMESPACE, 7, 1_700_000_000_000_001, OTHER, LAYOUT.canonical)
 ROOT = RootRecord(7, NAMESPACE, 129, 33)
+SAVE = SaveRecord(0x0102, 9, 36, 4321, 987_654, bytes(range(16)))
 STATES: dict[str, Any] = {"r": np.array([1.5, -2.0, 0.0], np.float32), "blob": np.arange(5, dtype=np.uint8)}
 PACKED = np.concatenate(list(pack_states(LAYOUT, STATES)))
 CHILD_KEY = child_key(4, 0x01020304)
@@ -56,6 +57,8 @@ ENCODED: dict[str, bytes] = {
     "namespace": NAMESPACE_RECORD.encode(),
     "node key": node_key(9),
     "root": ROOT.encode(),
+    "save key": SaveRecord.key_of(0x0102),
+    "save": SAVE.encode(),
     "child key": CHILD_KEY,
     "child": encode_child(CHILD_KEY, 9),
     "node": NODE.encode(),
@@ -83,6 +86,7 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
     "store": StoreRecord.decode,
     "counters": Counters.decode,
     "namespace": lambda raw: NamespaceRecord.decode(NAMESPACE, raw),
+    "save": lambda raw: SaveRecord.decode(SaveRecord.key_of(0x0102), raw),
     "child": lambda raw: decode_child(CHILD_KEY, raw),
     "node": lambda raw: Node.decode(9, raw),
     "node without checkpoints": lambda raw: Node.decode(10, raw),

@@ -14,7 +14,7 @@ from kvstore.errors import FormatVersionError, IndexDamaged, LayoutError
 from kvstore.kernel import crc32c
 from kvstore.records.block import BlockHeader, Ref
 from kvstore.records.frame import frame, unframe
-from kvstore.records.meta import Counters, NamespaceRecord, StoreRecord, decode_format
+from kvstore.records.meta import Counters, NamespaceRecord, SaveRecord, StoreRecord, decode_format
 from kvstore.records.node import Checkpoint, Node, Usage, decode_child, encode_child
 from kvstore.records.states import pack_states, packed_states_bytes, unpack_states
 from kvstore.testing import states_equal
@@ -60,12 +60,14 @@ def test_nodes(node: Node) -> None:
 @given(st.binary(min_size=16, max_size=16), U64, U64, U32, U64, ID, st.binary(max_size=50))
 @settings(max_examples=examples(50))
 def test_records_of_the_store(store_id: bytes, a: int, b: int, c: int, d: int, key: bytes, layout: bytes) -> None:
-    """The store's identity, its counters and a namespace's record come back whole."""
+    """The store's identity, its counters, a namespace's record and the note of a save come back whole."""
     store = StoreRecord(store_id, a, b, c, d)
     assert StoreRecord.decode(store.encode()) == store
     assert Counters.decode(Counters(a, b).encode()) == Counters(a, b)
     namespace = NamespaceRecord(key, a, b, key[::-1], layout)
     assert NamespaceRecord.decode(key, namespace.encode()) == namespace
+    save = SaveRecord(a, b, c, c, d, store_id)
+    assert SaveRecord.decode(SaveRecord.key_of(a), save.encode()) == save
 
 
 @given(U64, U32, U64, ID, U32, U64, U32)

@@ -173,6 +173,7 @@ def test_an_incomplete_checkpoint_is_not_matched(path: Path) -> None:
     """States of which pieces are missing don't exist for a match; completing a later checkpoint drops them, blocks and all."""
     from kvstore.records.states import pack_states, packed_states_bytes
     from kvstore.saving import StatesPiece, gather_states, publish_states
+    from kvstore.scope import SaveUnderWay
 
     with Store.open(path, max_bytes=64 << 20) as store:
         namespace = store.namespace(BIG)
@@ -182,7 +183,8 @@ def test_an_incomplete_checkpoint_is_not_matched(path: Path) -> None:
         states = big_states(2, 100)
         blocks = list(gather_states(namespace.scope, pack_states(BIG, states)))
         packed = packed_states_bytes(BIG, states)
-        _, save_id = publish_states(namespace.scope, prompt, StatesPiece(blocks[:1], packed, last=False), 0)
+        save = SaveUnderWay()
+        publish_states(namespace.scope, prompt, StatesPiece(blocks[:1], packed, last=False), save)
         assert checkpoints_on(namespace, TOKENS) == []
         assert checkpoints_on(namespace, TOKENS, complete=False) == [100]
         assert namespace.match(TOKENS) is None
@@ -194,7 +196,7 @@ def test_an_incomplete_checkpoint_is_not_matched(path: Path) -> None:
             assert states_equal(lease.states(), big_states(3, 100))
         [node] = all_nodes(namespace)
         assert store.stats().blocks == rows_only + len(node.checkpoints[0].ids)
-        assert save_id > 0
+        assert save.save_id > 0
         assert_sound(store)
 
 
