@@ -2,7 +2,7 @@
 
 from kvstore.env.environment import Environment
 from kvstore.env.opening import MIN_CAP, map_bytes_for, open_environment
-from kvstore.env.registry import acquire_environment, exclusive_environment
+from kvstore.env.registry import acquire_environment, exclusive_environment, exclusive_files
 from kvstore.env.resizing import check_beside, compact, raise_cap
 from kvstore.env.transactions import Databases, MapFull, Reader, Writer
 from kvstore.env.verifying import verify_file
@@ -18,6 +18,7 @@ __all__ = [
     "check_beside",
     "compact",
     "exclusive_environment",
+    "exclusive_files",
     "map_bytes_for",
     "open_environment",
     "raise_cap",

@@ -8,6 +8,7 @@ import os
 import secrets
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import lmdb
@@ -43,7 +44,7 @@ from kvstore.records.constants import (
 )
 from kvstore.records.meta import COUNTERS_KEY, FORMAT_KEY, STORE_KEY, Counters, StoreRecord, decode_format, encode_format
 
-__all__ = ["MIN_CAP", "map_bytes_for", "open_environment"]
+__all__ = ["MIN_CAP", "locked_files", "map_bytes_for", "open_environment"]
 
 _log = logging.getLogger("kvstore")
 
@@ -107,6 +108,30 @@ def open_environment(
             raise
         undo.pop_all()
         return environment
+
+
+@contextlib.contextmanager
+def locked_files(directory: str, *, lock_timeout: float, purpose: str) -> Iterator[None]:
+    """Both lock files of a directory, held exclusively for the length of a `with` block. LMDB sees nothing of it.
+
+    Raises
+    ------
+    StoreBusyError, StoreOwnerError, NotAStoreError, StoreMissingError
+    """
+    _check_directory(directory, None, any_owner=False)
+    made = [name for name in (OPEN_LOCK_FILE, WRITE_LOCK_FILE) if not (Path(directory) / name).exists()]
+    with contextlib.ExitStack() as undo:
+        locks = _lock_files(directory)
+        for lock in locks:
+            undo.callback(lock.close)
+        if not all(lock.acquire(exclusive=True, timeout=lock_timeout) for lock in locks):
+            raise StoreBusyError(f"{directory} is open in another process; close it everywhere before you {purpose} it")
+        try:
+            yield
+        except NotAStoreError:
+            for name in made:  # leave a foreign directory as it was found
+                (Path(directory) / name).unlink(missing_ok=True)
+            raise
 
 
 def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool) -> None:

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Iterator
 
 from kvstore.env.environment import Environment
-from kvstore.env.opening import open_environment
+from kvstore.env.opening import locked_files, open_environment
 from kvstore.errors import CapError, ForkedStoreError, StoreBusyError, StoreClosedError
 from kvstore.records.constants import DATA_FILE
 
-__all__ = ["acquire_environment", "exclusive_environment"]
+__all__ = ["acquire_environment", "exclusive_environment", "exclusive_files"]
 
 # LMDB forbids opening a file twice in a process; keyed by device and inode, which every path to it has in common.
 _open: dict[tuple[int, int], Environment] = {}
@@ -20,7 +20,7 @@ _open: dict[tuple[int, int], Environment] = {}
 # closed without clearing the parent's reader slots.
 _inherited: set[tuple[int, int]] = set()
 _opening = threading.Lock()  # one opener at a time
-_exclusive: set[tuple[int, int]] = set()  # files that are being resized by this process
+_exclusive: set[tuple[int, int]] = set()  # files that are being resized or repaired by this process
 
 
 def _identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
@@ -43,7 +43,9 @@ def acquire_environment(
                 "open stores after forking, or start workers with 'spawn'"
             )
         if key is not None and key in _exclusive:
-            raise StoreBusyError(f"the store at {os.fspath(path)} is just being resized by this process; try again later")
+            raise StoreBusyError(
+                f"the store at {os.fspath(path)} is just being resized or repaired by this process; try again later"
+            )
         known = _open.get(key) if key is not None else None
         if known is not None and _share(known, max_bytes, lock_timeout):
             return known
@@ -54,8 +56,13 @@ def acquire_environment(
 
 
 @contextlib.contextmanager
-def exclusive_environment(path: str | os.PathLike[str], *, lock_timeout: float) -> Iterator[Environment]:
+def exclusive_environment(path: str | os.PathLike[str], *, lock_timeout: float, purpose: str = "resize") -> Iterator[Environment]:
     """A store that nobody else has open, in this process or another, for the length of a `with` block. Closed afterwards.
+
+    Parameters
+    ----------
+    purpose : str
+        What it is for, in the messages.
 
     Raises
     ------
@@ -67,19 +74,46 @@ def exclusive_environment(path: str | os.PathLike[str], *, lock_timeout: float) 
         known = _open.get(key) if key is not None else None
         if (known is not None and not known.gone.is_set()) or key in _exclusive:
             raise StoreBusyError(
-                f"{os.fspath(path)} is open in this process; close its handles, leases and views before you resize it"
+                f"{os.fspath(path)} is open in this process; close its handles, leases and views before you {purpose} it"
             )
         environment = open_environment(path, max_bytes=None, lock_timeout=lock_timeout)
         _exclusive.add(environment.file_identity)
     try:
         if not environment.exclusive(lock_timeout):
-            raise StoreBusyError(f"{environment.path} is open in another process; close it everywhere before you resize it")
+            raise StoreBusyError(f"{environment.path} is open in another process; close it everywhere before you {purpose} it")
         if not environment.unchanged():
-            raise StoreBusyError(f"{environment.path} was resized by another process meanwhile; look at it again")
+            raise StoreBusyError(f"{environment.path} was resized or repaired by another process meanwhile; look at it again")
         yield environment
     finally:
         environment.release()
         _exclusive.discard(environment.file_identity)
+
+
+@contextlib.contextmanager
+def exclusive_files(path: str | os.PathLike[str], *, lock_timeout: float, purpose: str) -> Iterator[None]:
+    """The files of a store that nobody has open, in this process or another, and that LMDB is kept away from meanwhile.
+
+    Raises
+    ------
+    StoreBusyError, ForkedStoreError, StoreOwnerError
+    """
+    with _opening:
+        key = _identity(path)
+        if key is not None and key in _inherited:
+            raise ForkedStoreError(f"the store at {os.fspath(path)} was open when this process was forked; {purpose} it in another")
+        known = _open.get(key) if key is not None else None
+        if (known is not None and not known.gone.is_set()) or key in _exclusive:
+            raise StoreBusyError(
+                f"{os.fspath(path)} is open in this process; close its handles, leases and views before you {purpose} it"
+            )
+        if key is not None:
+            _exclusive.add(key)
+    try:
+        with locked_files(os.path.realpath(os.fspath(path)), lock_timeout=lock_timeout, purpose=purpose):
+            yield
+    finally:
+        if key is not None:
+            _exclusive.discard(key)
 
 
 def _share(known: Environment, max_bytes: int | None, lock_timeout: float) -> bool:

@@ -2,7 +2,7 @@
 
 from kvstore.radix import checkpoints, nodes
 from kvstore.radix.grow import Grown, NodeLimit, grow
-from kvstore.radix.remove import Removed, remove_leaf, remove_point
+from kvstore.radix.remove import Removed, cut_node, remove_leaf, remove_point
 from kvstore.radix.sweep import sweep
 from kvstore.radix.walk import Path, cut_damage, walk
 
@@ -13,6 +13,7 @@ __all__ = [
     "Removed",
     "checkpoints",
     "cut_damage",
+    "cut_node",
     "grow",
     "nodes",
     "remove_leaf",

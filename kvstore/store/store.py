@@ -15,6 +15,7 @@ from kvstore.errors import StoreClosedError
 from kvstore.ids import ID_BYTES
 from kvstore.layout import Layout
 from kvstore.records.meta import NamespaceRecord
+from kvstore.repair import RepairResult, repair
 from kvstore.scope import NamespaceScope, StoreScope
 from kvstore.store.namespace import EvictResult, Namespace, evict_all
 from kvstore.store.resize import resize
@@ -237,6 +238,48 @@ class Store:
             When lowering finds no room for both files.
         """
         return resize(path, max_bytes, lock_timeout=lock_timeout)
+
+    @classmethod
+    def repair(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        max_bytes: int | None = None,
+        dry_run: bool = False,
+        lock_timeout: float = 10.0,
+        progress: Progress | None = None,
+    ) -> RepairResult:
+        """Move aside what can't be trusted of a store that nobody has open, this process included, and keep what verifies.
+
+        Reads and hashes every byte. Sessions keep what comes before their first damaged block. Where only blocks or records are
+        damaged this is done in place; where the structure of the file is, what verifies is written into a new one, for which the
+        file system must have room, and the damaged file is moved to a directory beside the store (`NAME.damaged-DATE-TIME`).
+        Killed at any instant it leaves the damaged store or the repaired one. A sound store is not changed.
+
+        Parameters
+        ----------
+        max_bytes : int, optional
+            The cap of the new file, if the damaged one doesn't say any more what it was.
+        dry_run : bool
+            Change nothing; say what is wrong and what would be kept.
+        lock_timeout : float
+            Seconds to wait for other processes.
+        progress : callable, optional
+            Called with (what, done, total).
+
+        Raises
+        ------
+        NotAStoreError, StoreMissingError, FormatVersionError
+            There is no store, or one of another version. It is left as it is.
+        StoreBusyError
+            The store is open somewhere.
+        StoreFullError
+            There is no room for the new file.
+        CapError
+            The cap is lost and none is given.
+        """
+        timeout = min(max(float(lock_timeout), 0.0), _LONGEST_TIMEOUT)
+        return repair(path, max_bytes=max_bytes, dry_run=dry_run, lock_timeout=timeout, progress=progress)
 
     def verify(self, *, deep: bool = False, progress: Progress | None = None) -> VerifyResult:
         """Check that all records agree; with `deep`, that every block's bytes hash to its id. Others may work meanwhile.
