@@ -16,8 +16,9 @@ from kvstore.records.meta import NamespaceRecord
 from kvstore.records.node import Node, node_key
 from kvstore.scope import StoreScope
 
-__all__ = ["Held", "Mended", "held", "mend"]
+__all__ = ["NEEDS_LAYOUT", "Held", "Mended", "held", "mend"]
 
+NEEDS_LAYOUT = ("namespace", "root")  # what is wrong with these can't be set right where it is
 _NODES_A_TRANSACTION = 64
 
 
@@ -47,11 +48,13 @@ def mend(environment: Environment, *, lock_timeout: float, dry_run: bool, progre
 
     A running store keeps what lies behind a damaged block, since a save that produces the block again heals it. Here
     everything is to verify in the end, and a block that nobody saves again would hold its space for ever.
+
+    Where a namespace's own records are damaged nothing is done: without its layout all of its blocks would look wrong.
     """
     with environment.reading() as txn:
         problems = verify_contents(environment, txn, deep=True, progress=progress)
         before = held(txn)
-    if not problems or dry_run:
+    if not problems or dry_run or any(problem.where.startswith(NEEDS_LAYOUT) for problem in problems):
         return Mended(problems, problems, before, before)
     store = StoreScope(environment, lock_timeout)
     store.transact(sweep)

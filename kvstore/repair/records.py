@@ -34,6 +34,13 @@ class Space:
     layout: Layout
     domain: bytes
 
+    @classmethod
+    def of(cls, layout: Layout, salt: bytes) -> Space:
+        """The namespace of a layout and a salt."""
+        digest = ids.salt_digest(salt)
+        namespace = ids.namespace_id(layout.fingerprint, digest)
+        return cls(namespace, digest, layout, ids.block_domain(namespace))
+
 
 @dataclass(frozen=True, slots=True)
 class Edge:
@@ -142,15 +149,17 @@ class Records:
 _WALKED = (b"meta", b"namespaces", b"roots", b"nodes", b"children", b"usage")
 
 
-def read_records(file: DamagedFile, meta: Meta | None, found: Found, *, rebuilt: bool) -> Records:
+def read_records(file: DamagedFile, meta: Meta | None, found: Found, known: Iterable[Space], *, rebuilt: bool) -> Records:
     """Read the index of the snapshot that a meta page names; without one, only what proves itself.
 
     Parameters
     ----------
+    known : iterable of Space
+        Namespaces that are known from elsewhere.
     rebuilt : bool
         Whether the meta page was not found but guessed: then only what its trees lead to counts.
     """
-    records = Records(is_store=bool(found.blocks))
+    records = Records(is_store=bool(found.blocks), spaces={space.namespace: space for space in known})
     if meta is not None:
         pages = PageReader(file, meta.page_bytes, meta.last_page)
         pages.free = free_pages(pages, meta.free)
@@ -239,7 +248,7 @@ def _known(records: Records, kind: int, key: bytes) -> bool:
     if kind == _CHILD:
         return key in records.children
     if kind == _NAMESPACE:
-        return key in records.spaces
+        return key in records.roots.values()
     held: dict[int, dict[int, Any]] = {_NODE: records.edges, _USAGE: records.usage, _ROOT: records.roots}
     return number in held.get(kind, {})
 

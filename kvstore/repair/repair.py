@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kvstore.env import exclusive_environment, exclusive_files
 from kvstore.env.replacing import clear_leftovers
 from kvstore.errors import NotAStoreError, StoreDamagedError
+from kvstore.layout import Layout
 from kvstore.records.constants import OPEN_LOCK_FILE, WRITE_LOCK_FILE
-from kvstore.repair.mend import Mended, mend
+from kvstore.repair.mend import NEEDS_LAYOUT, Mended, mend
 from kvstore.repair.result import RepairResult
 from kvstore.repair.salvage import salvage
 
@@ -26,6 +27,7 @@ def repair(
     path: str | os.PathLike[str],
     *,
     max_bytes: int | None = None,
+    namespaces: Iterable[tuple[Layout, bytes]] = (),
     dry_run: bool = False,
     lock_timeout: float = 10.0,
     progress: Progress | None = None,
@@ -34,28 +36,37 @@ def repair(
     started = time.perf_counter()
     home = Path(os.path.realpath(os.fspath(path)))
     had_locks = all((home / name).exists() for name in (OPEN_LOCK_FILE, WRITE_LOCK_FILE))
-    reason = ""
+    rewritten = True
     try:
         with exclusive_environment(home, lock_timeout=lock_timeout, purpose=_PURPOSE) as environment:
             if not dry_run:
                 clear_leftovers(home)
             mended = mend(environment, lock_timeout=lock_timeout, dry_run=dry_run, progress=progress)
             cap = environment.record.cap
-        if dry_run or not mended.left:
-            return _in_place(str(home), mended, cap, dry_run=dry_run, started=started)
-        reason = f"{mended.left[0].where}: {mended.left[0].what}"
+        if not mended.left:
+            return _in_place(str(home), mended, cap, started=started)
+        problems = [f"{problem.where}: {problem.what}" for problem in mended.left]
+        rewritten = not dry_run or any(problem.where.startswith(NEEDS_LAYOUT) for problem in mended.left)
     except (StoreDamagedError, NotAStoreError) as error:
-        reason = str(error)
+        problems = [str(error)]
         ours = had_locks and isinstance(error, StoreDamagedError)
     else:
         ours = True
     with exclusive_files(home, lock_timeout=lock_timeout, purpose=_PURPOSE):
-        done = salvage(home, max_bytes=max_bytes, is_store=ours, dry_run=dry_run, lock_timeout=lock_timeout, progress=progress)
+        done = salvage(
+            home,
+            max_bytes=max_bytes,
+            namespaces=namespaces,
+            is_store=ours,
+            dry_run=dry_run,
+            lock_timeout=lock_timeout,
+            progress=progress,
+        )
     return RepairResult(
         path=str(home),
-        problems=(reason, *done.notes),
+        problems=(*problems, *done.notes),
         changed=not dry_run,
-        rewritten=True,
+        rewritten=rewritten,
         moved_to=done.moved_to,
         sessions_kept=done.kept.sessions,
         sessions_lost=done.lost.sessions,
@@ -71,12 +82,12 @@ def repair(
     )
 
 
-def _in_place(path: str, mended: Mended, cap: int, *, dry_run: bool, started: float) -> RepairResult:
+def _in_place(path: str, mended: Mended, cap: int, *, started: float) -> RepairResult:
     before, after = mended.before, mended.after
     return RepairResult(
         path=path,
         problems=tuple(f"{problem.where}: {problem.what}" for problem in mended.problems),
-        changed=bool(mended.problems) and not dry_run,
+        changed=bool(mended.problems),
         rewritten=False,
         moved_to="",
         sessions_kept=after.sessions,

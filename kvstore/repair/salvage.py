@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,12 +14,13 @@ from kvstore.env.damaged import DamagedFile, Meta, read_metas
 from kvstore.env.lost_meta import rebuild_meta
 from kvstore.env.replacing import clear_leftovers, make_beside, replace_file
 from kvstore.errors import CapError, NotAStoreError, StoreDamagedError
+from kvstore.layout import Layout
 from kvstore.records.constants import DATA_FILE, DEFAULT_PAGE_BYTES, LOCK_RESERVE, PAGE_HEADER, PAYLOAD_ALIGN
 from kvstore.records.meta import STORE_KEY, StoreRecord
 from kvstore.repair.blocks import BlockReader
 from kvstore.repair.mend import Held, held
 from kvstore.repair.rebuild import Kept, Rebuild, Trial, keep_all
-from kvstore.repair.records import Records, read_records
+from kvstore.repair.records import Records, Space, read_records
 from kvstore.repair.scan import Found, scan_file
 from kvstore.repair.sessions import Sessions
 from kvstore.scope import StoreScope
@@ -46,7 +47,14 @@ class Salvaged:
 
 
 def salvage(
-    home: Path, *, max_bytes: int | None, is_store: bool, dry_run: bool, lock_timeout: float, progress: Progress | None
+    home: Path,
+    *,
+    max_bytes: int | None,
+    namespaces: Iterable[tuple[Layout, bytes]],
+    is_store: bool,
+    dry_run: bool,
+    lock_timeout: float,
+    progress: Progress | None,
 ) -> Salvaged:
     """Keep what verifies of a store. For who holds its files exclusively.
 
@@ -54,6 +62,8 @@ def salvage(
     ----------
     max_bytes : int or None
         The cap of the new file if the damaged one doesn't say any more what it was.
+    namespaces : iterable of (Layout, bytes)
+        Layouts and salts that are known from elsewhere, for namespaces whose records are lost.
     is_store : bool
         Whether something else than the data file says that this is a store.
 
@@ -74,7 +84,7 @@ def salvage(
     try:
         metas = read_metas(file)
         found = scan_file(file, (metas[0].page_bytes,) if metas else _PAGE_SIZES, progress)
-        meta, records = _snapshot(file, metas, found)
+        meta, records = _snapshot(file, metas, found, [Space.of(layout, salt) for layout, salt in namespaces])
         if records.foreign_version is not None:
             raise records.foreign_version
         if not records.is_store and not is_store:
@@ -88,20 +98,23 @@ def salvage(
         file.close()
 
 
-def _snapshot(file: DamagedFile, metas: list[Meta], found: Found) -> tuple[Meta | None, Records]:
-    """The snapshot to go by: the newest one, unless it is damaged and more is left of the one before."""
+def _snapshot(file: DamagedFile, metas: list[Meta], found: Found, known: list[Space]) -> tuple[Meta | None, Records]:
+    """The snapshot to go by: the newest one, unless it is damaged and more is left of the one before; else what can be guessed."""
     best: tuple[Meta | None, Records] | None = None
     for meta in metas:
-        records = read_records(file, meta, found, rebuilt=False)
-        if records.whole:
-            return (meta, records) if best is None or _worth(file, records) > _worth(file, best[1]) else best
+        records = read_records(file, meta, found, known, rebuilt=False)
         if best is None or _worth(file, records) > _worth(file, best[1]):
             best = meta, records
-    for size, leaves in found.leaves.items() if best is None else ():
-        rebuilt = rebuild_meta(file, size, leaves.tolist())
+        if best[1].whole:
+            break
+    if best is not None and (best[1].whole or best[1].edges):
+        return best
+    last_page = metas[0].last_page if metas else None
+    for size, leaves in found.leaves.items():
+        rebuilt = rebuild_meta(file, size, leaves.tolist(), last_page)
         if rebuilt is not None:
-            return rebuilt, read_records(file, rebuilt, found, rebuilt=True)
-    return best or (None, read_records(file, None, found, rebuilt=True))
+            return rebuilt, read_records(file, rebuilt, found, known, rebuilt=True)
+    return best or (None, read_records(file, None, found, known, rebuilt=True))
 
 
 def _worth(file: DamagedFile, records: Records) -> int:
@@ -204,6 +217,12 @@ def _notes(file: DamagedFile, sessions: Sessions) -> tuple[str, ...]:
     notes = []
     if file.unreadable:
         notes.append(f"{file.unreadable} sectors of 4 KiB can't be read")
+    records = sessions.records
+    used = {records.roots.get(edge.root, b"") for edge in records.edges.values()} - {b""}
+    notes += [
+        f"namespace {lost.hex()} has lost its layout, and so its sessions: give it and the salt to Store.repair (namespaces=...)"
+        for lost in sorted(used - records.spaces.keys())
+    ]
     if sessions.lost:
         notes.append(f"{sessions.lost} nodes of the index hang on nothing any more")
     return tuple(notes)

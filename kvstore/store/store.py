@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -245,6 +246,7 @@ class Store:
         path: str | os.PathLike[str],
         *,
         max_bytes: int | None = None,
+        namespaces: Iterable[tuple[Layout, bytes]] = (),
         dry_run: bool = False,
         lock_timeout: float = 10.0,
         progress: Progress | None = None,
@@ -260,6 +262,9 @@ class Store:
         ----------
         max_bytes : int, optional
             The cap of the new file, if the damaged one doesn't say any more what it was.
+        namespaces : iterable of (Layout, bytes), optional
+            Layouts with their salts, for the case that a namespace's own record is lost: without its layout none of its sessions
+            can be kept.
         dry_run : bool
             Change nothing; say what is wrong and what would be kept.
         lock_timeout : float
@@ -279,7 +284,7 @@ class Store:
             The cap is lost and none is given.
         """
         timeout = min(max(float(lock_timeout), 0.0), _LONGEST_TIMEOUT)
-        return repair(path, max_bytes=max_bytes, dry_run=dry_run, lock_timeout=timeout, progress=progress)
+        return repair(path, max_bytes=max_bytes, namespaces=namespaces, dry_run=dry_run, lock_timeout=timeout, progress=progress)
 
     def verify(self, *, deep: bool = False, progress: Progress | None = None) -> VerifyResult:
         """Check that all records agree; with `deep`, that every block's bytes hash to its id. Others may work meanwhile.
