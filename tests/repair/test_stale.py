@@ -12,7 +12,7 @@ from kvstore.blocks import put
 from kvstore.env import Writer
 from kvstore.ids import token_bytes
 from kvstore.radix import grow
-from kvstore.records.node import Node
+from kvstore.records.node import Node, child_key
 from kvstore.saving.gather import gather_rows
 from kvstore.testing import session_rows
 from tests.repair.damage import BRANCH, LEAF, PAGE, pages_of, pages_with, repaired, restored_after_all, write_at, zero
@@ -21,6 +21,7 @@ from tests.support import CAP, data_file, examples, plain_layout, save
 
 STEM = list(range(32))
 FIRST, SECOND = [41] * 16, [42] * 16  # what two lives of the same node went on with, up to the same position
+LAST_PAGE = 16 + 24 + 2 * 48  # where a meta page says how far its snapshot goes
 ENDS = [[n] * 16 for n in (51, 52, 53)]
 
 
@@ -50,7 +51,15 @@ def ever_saved(path: Path) -> Node:
     SECOND, and has two. Gives the child that never was: its parent's id and its position are those of a node that is there.
     """
     with Store.open(path, max_bytes=CAP) as store:
-        save(store.namespace(plain_layout()), STEM)
+        namespace = store.namespace(plain_layout())
+        save(namespace, STEM)
+        for n in range(6):  # for free pages, among which the remains will lie
+            save(namespace, [8, *range(n, 200)])
+        namespace.evict([8, *range(5, 200)])
+        for n in range(5):
+            namespace.evict([8, *range(n, 200)])
+        for n in (1, 2):
+            save(namespace, [7, n])
     metas = data_file(path).read_bytes()[: 2 * PAGE]
     with Store.open(path) as store:
         namespace = store.namespace(plain_layout())
@@ -63,7 +72,10 @@ def ever_saved(path: Path) -> Node:
         there = next(node for node in all_nodes(namespace) if node.node == never.parent)
         assert there.end == never.start
         assert there.tokens != STEM + FIRST
-    assert pages_with(path, never.encode()), "what never was is not in the file: the test shows nothing"
+    found = pages_with(path, never.encode())
+    last = int.from_bytes(data_file(path).read_bytes()[LAST_PAGE : LAST_PAGE + 8], "little")
+    assert found, "what never was is not in the file: the test shows nothing"
+    assert max(found) <= last
     return never
 
 
@@ -108,6 +120,25 @@ def test_what_was_never_committed_with_two_pages_lost(tmp_path: Path) -> None:
             zero(path, page)
         Store.repair(path, max_bytes=CAP)
         check(path)
+
+
+def test_what_was_never_committed_and_nothing_else_is_left(tmp_path: Path) -> None:
+    """Where the pages of nodes and children that are the store's are both lost, those that never were don't take their place."""
+    path = tmp_path / "s"
+    never = ever_saved(path)
+    with Store.open(path) as store:
+        there = next(node for node in all_nodes(store.namespace(plain_layout())) if node.node == never.parent)
+    raw = data_file(path).read_bytes()
+    children = [
+        page for page in pages_of(path, LEAF) if child_key(never.parent, ENDS[0][0]) in raw[page * PAGE : (page + 1) * PAGE]
+    ]
+    assert len(children) > 1  # that of the transaction that never was is among them
+    for page in children:
+        data_file(path).write_bytes(raw)
+        for lost in (page, *pages_with(path, there.encode())):
+            zero(path, lost)
+        repaired(path)
+        assert max(check(path)) <= 32  # the stem, of the snapshot before
 
 
 @pytest.mark.parametrize("lost", [(0, 1), "nodes"])
