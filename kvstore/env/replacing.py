@@ -33,7 +33,8 @@ def clear_leftovers(home: Path) -> None:
         with contextlib.suppress(OSError):
             if (aside / DATA_FILE).samefile(home / DATA_FILE):
                 (aside / DATA_FILE).unlink()
-            aside.rmdir()  # where it is empty
+        with contextlib.suppress(OSError):
+            aside.rmdir()  # which is refused where there is anything in it
 
 
 def make_beside(home: Path, needed: int) -> Path:

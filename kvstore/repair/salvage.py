@@ -29,6 +29,7 @@ from kvstore.staging import BufferPool
 __all__ = ["Salvaged", "salvage"]
 
 _PAGE_SIZES = (4096, 8192, 16384, 32768)
+_METAS = 2
 _TRIAL_POOL = 32 << 20
 
 Progress = Callable[[str, int, int], None]
@@ -100,6 +101,12 @@ def salvage(
 
 def _snapshot(file: DamagedFile, metas: list[Meta], found: Found, known: list[Space]) -> tuple[Meta | None, Records]:
     """The snapshot to go by: the newest one, unless it is damaged and more is left of the one before; else what can be guessed."""
+    rebuilt = _rebuilt(file, metas, found) if len(metas) < _METAS else None
+    newest = metas[0].transaction if metas else -1
+    if rebuilt is not None and rebuilt.transaction > newest:
+        records = read_records(file, rebuilt, found, known, rebuilt=True)
+        if records.whole:
+            return rebuilt, records
     best: tuple[Meta | None, Records] | None = None
     for meta in metas:
         records = read_records(file, meta, found, known, rebuilt=False)
@@ -109,12 +116,17 @@ def _snapshot(file: DamagedFile, metas: list[Meta], found: Found, known: list[Sp
             break
     if best is not None and (best[1].whole or best[1].edges):
         return best
-    last_page = metas[0].last_page if metas else None
-    for size, leaves in found.leaves.items():
-        rebuilt = rebuild_meta(file, size, leaves.tolist(), last_page)
-        if rebuilt is not None:
-            return rebuilt, read_records(file, rebuilt, found, known, rebuilt=True)
+    rebuilt = rebuilt or _rebuilt(file, metas, found)
+    if rebuilt is not None:
+        return rebuilt, read_records(file, rebuilt, found, known, rebuilt=True)
     return best or (None, read_records(file, None, found, known, rebuilt=True))
+
+
+def _rebuilt(file: DamagedFile, metas: list[Meta], found: Found) -> Meta | None:
+    """A snapshot whose meta page is lost."""
+    last_page = metas[0].last_page if len(metas) == _METAS else None
+    every = (rebuild_meta(file, size, leaves.tolist(), last_page) for size, leaves in found.leaves.items())
+    return next((meta for meta in every if meta is not None), None)
 
 
 def _worth(file: DamagedFile, records: Records) -> int:

@@ -71,7 +71,7 @@ def ever_saved(path: Path) -> Node:
         save_at_once(namespace, [[*STEM, *SECOND, *end] for end in (ENDS[0], ENDS[1])])
         there = next(node for node in all_nodes(namespace) if node.node == never.parent)
         assert there.end == never.start
-        assert there.tokens != STEM + FIRST
+        assert there.tokens == token_bytes(as_tokens([*STEM, *SECOND]))
     found = pages_with(path, never.encode())
     last = int.from_bytes(data_file(path).read_bytes()[LAST_PAGE : LAST_PAGE + 8], "little")
     assert found, "what never was is not in the file: the test shows nothing"
