@@ -24,13 +24,14 @@ _NODES_A_TRANSACTION = 64
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a store holds, in numbers."""
+    """What a store holds, in numbers. `ends` are its leaves with their positions: a session that is shortened has another end."""
 
     sessions: int
     nodes: int
     tokens: int
     blocks: int
     payload_bytes: int
+    ends: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,20 +130,20 @@ def held(txn: Reader) -> Held:
     """Count what a store holds, passing over what can't be read."""
     tokens = 0
     parents: set[int] = set()
-    found: list[int] = []
+    found: dict[int, int] = {}
     for key, raw in txn.items(txn.db.nodes):
         try:
             node = Node.decode(int.from_bytes(key, "big"), raw)
         except IndexDamaged:
             continue
         parents.add(node.parent)
-        found.append(node.node)
+        found[node.node] = node.end
         tokens += node.end - node.start
-    sessions = sum(node not in parents for node in found)
+    ends = frozenset((node, end) for node, end in found.items() if node not in parents)
     payload = 0
     for key, raw in txn.items(txn.db.refs):
         try:
             payload += Ref.decode(key, raw).payload_bytes
         except IndexDamaged:
             continue
-    return Held(sessions, len(found), tokens, txn.entries(txn.db.refs), payload)
+    return Held(len(ends), len(found), tokens, txn.entries(txn.db.refs), payload, ends)
