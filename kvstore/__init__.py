@@ -15,6 +15,7 @@ from kvstore.errors import KVStoreError
 from kvstore.ids import as_tokens, image_tokens
 from kvstore.layout import DTYPES, Layout, State, StateHash, Stream, state_hash
 from kvstore.leases import DeviceArray, DeviceTransfer, Lease, LeasedBlock, Mapped, Match, Transfer
+from kvstore.repair import RepairResult
 from kvstore.saving import SaveResult
 from kvstore.staging import Staging, StagingBuffer
 from kvstore.store import EvictResult, Namespace, NamespaceInfo, Store, StoreStats, VerifyResult
@@ -37,6 +38,7 @@ __all__ = [
     "Namespace",
     "NamespaceInfo",
     "Paged",
+    "RepairResult",
     "Restored",
     "SaveResult",
     "SessionTier",

@@ -1,4 +1,4 @@
-"""The command line: look into a store, verify it, make room in it, change its cap."""
+"""The command line: look into a store, verify it, make room in it, change its cap, repair it."""
 
 from __future__ import annotations
 
@@ -168,6 +168,37 @@ def _print_evicted(result: EvictResult, *, as_json: bool) -> None:
         print(f"evicted {result.nodes} nodes of {result.tokens} tokens, freed {_size(result.freed_bytes)}")
 
 
+def _repair(args: argparse.Namespace) -> int:
+    line = _ProgressLine("repairing:")
+    try:
+        result = Store.repair(
+            args.path,
+            max_bytes=args.max_bytes,
+            dry_run=args.dry_run,
+            any_owner=args.any_owner,
+            any_filesystem=args.any_filesystem,
+            progress=line,
+        )
+    finally:
+        line.close()
+    if args.json:
+        _print_json({"ok": result.ok, **asdict(result)})
+    elif result.ok:
+        print(f"nothing to repair: {result.nodes_kept} nodes, {result.blocks_kept} blocks, every byte, {result.seconds:.2f} s")
+    else:
+        for problem in result.problems:
+            print(problem)
+        would = "would be " if args.dry_run else ""
+        for what in ("sessions", "nodes", "tokens", "blocks"):
+            kept, lost = getattr(result, f"{what}_kept"), getattr(result, f"{what}_lost")
+            print(f"{what:<11} {kept} {would}kept, {lost} {would}lost")
+        print(f"{'payload':<11} {_size(result.kept_bytes)} {would}kept")
+        if result.moved_to:
+            print(f"{'damaged':<11} file moved to {result.moved_to}")
+        print(f"{'took':<11} {result.seconds:.2f} s")
+    return 1 if args.dry_run and not result.ok else 0
+
+
 def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
@@ -186,10 +217,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(run=run)
-        command.add_argument("path", help="the store's directory")
-        command.add_argument("--json", action="store_true", help="print JSON")
-        command.add_argument("--any-owner", action="store_true", help="trust files that belong to another user")
-        command.add_argument("--any-filesystem", action="store_true", help="go on, at your own risk, on one that isn't local")
+        _common(command, "the store's directory")
         if name == "verify":
             command.add_argument("--deep", action="store_true", help="read and hash every byte of every block")
         if name == "resize":
@@ -199,13 +227,33 @@ def _parser() -> argparse.ArgumentParser:
             what.add_argument("--bytes", type=_parse_size, help="free at least this much, least recently used first (500M, 2GiB)")
             what.add_argument("--namespace", help="everything of the namespace whose id begins so")
             what.add_argument("--all", action="store_true", help="everything")
+    repair = commands.add_parser("repair", help="keep what verifies of a damaged store", description=_REPAIR_TEXT)
+    _common(repair, "the store's directory; nobody may have it open")
+    repair.add_argument("--dry-run", action="store_true", help="change nothing, report; exit status 1 if there is damage")
+    repair.add_argument("--max-bytes", type=_parse_size, help="the cap, if the store doesn't say any more what it was (500M, 2GiB)")
     return parser
 
 
+def _common(command: argparse.ArgumentParser, path: str) -> None:
+    """Give a command the arguments that all have."""
+    command.add_argument("path", help=path)
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("--any-owner", action="store_true", help="trust files that belong to another user")
+    command.add_argument("--any-filesystem", action="store_true", help="go on, at your own risk, on one that isn't local")
+
+
+_REPAIR_TEXT = (
+    "Move aside what can't be trusted of a damaged store and keep what verifies: in place if only blocks or records are damaged, "
+    "else in a new file, beside which the damaged one is kept in a directory of its own (PATH.damaged-DATE-TIME)."
+)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0, 1 if a verification found problems, 2 for errors."""
+    """Run the command line and return its exit status: 0, 1 if problems were found and left, 2 for errors."""
     args = _parser().parse_args(argv)
     try:
+        if args.command == "repair":
+            return _repair(args)
         with Store.open(args.path, any_owner=args.any_owner, any_filesystem=args.any_filesystem) as store:
             status: int = args.run(store, args)
             return status

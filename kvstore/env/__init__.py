@@ -4,7 +4,7 @@ from kvstore.env.environment import Environment
 from kvstore.env.opening import MIN_CAP, map_bytes_for, open_environment
 from kvstore.env.place import check_room
 from kvstore.env.processes import Process, is_running, this_process
-from kvstore.env.registry import acquire_environment, exclusive_environment
+from kvstore.env.registry import acquire_environment, exclusive_environment, exclusive_files
 from kvstore.env.resizing import check_beside, compact, raise_cap
 from kvstore.env.transactions import Databases, MapFull, Reader, Writer
 from kvstore.env.verifying import verify_file
@@ -22,6 +22,7 @@ __all__ = [
     "check_room",
     "compact",
     "exclusive_environment",
+    "exclusive_files",
     "is_running",
     "map_bytes_for",
     "open_environment",

@@ -9,6 +9,7 @@ import os
 import secrets
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import lmdb
@@ -50,7 +51,7 @@ from kvstore.records.constants import (
 )
 from kvstore.records.meta import COUNTERS_KEY, FORMAT_KEY, STORE_KEY, Counters, StoreRecord, decode_format, encode_format
 
-__all__ = ["MIN_CAP", "map_bytes_for", "open_environment"]
+__all__ = ["MIN_CAP", "locked_files", "map_bytes_for", "open_environment"]
 
 _log = logging.getLogger("kvstore")
 
@@ -85,10 +86,12 @@ def open_environment(
     page_bytes: int = DEFAULT_PAGE_BYTES,
     any_owner: bool = False,
     any_filesystem: bool = False,
+    whole_cap: bool = True,
 ) -> Environment:
     """Open the store at `path`, or create it when there is none and `max_bytes` is given.
 
-    The first opener verifies the file's structure before LMDB opens it; a later one takes its word.
+    The first opener verifies the file's structure before LMDB opens it; a later one takes its word. With `whole_cap` a new store's
+    disk has to have room for all of its cap; a repair knows what it will write.
 
     Raises
     ------
@@ -96,7 +99,7 @@ def open_environment(
     SharingError
     """
     directory = os.path.realpath(os.fspath(path))
-    _check_directory(directory, max_bytes, any_owner=any_owner, any_filesystem=any_filesystem)
+    _check_directory(directory, max_bytes, any_owner=any_owner, any_filesystem=any_filesystem, whole_cap=whole_cap)
     made = [name for name in (OPEN_LOCK_FILE, WRITE_LOCK_FILE) if not (Path(directory) / name).exists()]
     with contextlib.ExitStack() as undo:
         open_lock, write_lock = _lock_files(directory)
@@ -104,7 +107,9 @@ def open_environment(
         undo.callback(write_lock.close)
         first = enter(open_lock, directory, lock_timeout)
         try:
-            environment = _open_locked(directory, max_bytes, page_bytes, first, lock_timeout, open_lock, write_lock, len(made) < 2)
+            environment = _open_locked(
+                directory, max_bytes, page_bytes, first, lock_timeout, open_lock, write_lock, len(made) < 2, whole_cap
+            )
         except NotAStoreError:
             for name in made:  # leave a foreign directory as it was found
                 (Path(directory) / name).unlink(missing_ok=True)
@@ -113,7 +118,33 @@ def open_environment(
         return environment
 
 
-def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool, any_filesystem: bool) -> None:
+@contextlib.contextmanager
+def locked_files(directory: str, *, lock_timeout: float, any_owner: bool, any_filesystem: bool, purpose: str) -> Iterator[None]:
+    """Both lock files of a directory, held exclusively for the length of a `with` block. LMDB sees nothing of it.
+
+    Raises
+    ------
+    StoreBusyError, StoreOwnerError, NotAStoreError, StoreMissingError
+    """
+    _check_directory(directory, None, any_owner=any_owner, any_filesystem=any_filesystem)
+    made = [name for name in (OPEN_LOCK_FILE, WRITE_LOCK_FILE) if not (Path(directory) / name).exists()]
+    with contextlib.ExitStack() as undo:
+        locks = _lock_files(directory)
+        for lock in locks:
+            undo.callback(lock.close)
+        if not all(lock.acquire(exclusive=True, timeout=lock_timeout) for lock in locks):
+            raise StoreBusyError(f"{directory} is open in another process; close it everywhere before you {purpose} it")
+        try:
+            yield
+        except NotAStoreError:
+            for name in made:  # leave a foreign directory as it was found
+                (Path(directory) / name).unlink(missing_ok=True)
+            raise
+
+
+def _check_directory(
+    directory: str, max_bytes: int | None, *, any_owner: bool, any_filesystem: bool, whole_cap: bool = True
+) -> None:
     at = Path(directory)
     try:
         there_already = at.exists()
@@ -127,7 +158,8 @@ def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool, 
         map_bytes_for(max_bytes, DEFAULT_PAGE_BYTES)
         above = next(above for above in at.parents if above.exists())
         check_file_system(str(above), any_filesystem=any_filesystem)
-        check_room(str(above), max_bytes, 0)
+        if whole_cap:
+            check_room(str(above), max_bytes, 0)
         try:
             _make_directories(at)
         except OSError as error:
@@ -156,7 +188,8 @@ def _check_directory(directory: str, max_bytes: int | None, *, any_owner: bool, 
         if max_bytes is None:
             raise StoreMissingError(f"there is no store in {directory}; pass max_bytes to create one")
         map_bytes_for(max_bytes, DEFAULT_PAGE_BYTES)
-        check_room(directory, max_bytes, 0)
+        if whole_cap:
+            check_room(directory, max_bytes, 0)
 
 
 def _check_owner(at: Path, trusted: set[int], *, any_owner: bool) -> None:
@@ -206,11 +239,12 @@ def _open_locked(
     open_lock: FileLock,
     write_lock: FileLock,
     had_locks: bool,
+    whole_cap: bool,
 ) -> Environment:
     data = Path(directory) / DATA_FILE
     if first:
         if not data.exists() or _unborn(data):
-            _create_file(directory, max_bytes, page_bytes)
+            _create_file(directory, max_bytes, page_bytes, whole_cap)
         _check_file(data, had_locks)
     elif not data.exists():
         raise StoreBusyError(f"another process is just creating the store in {directory}; try again")
@@ -273,10 +307,11 @@ def _unborn(data: Path) -> bool:
     return facts.transaction == 0 and facts.file_bytes <= 2 * facts.page_bytes
 
 
-def _create_file(directory: str, max_bytes: int | None, page_bytes: int) -> None:
+def _create_file(directory: str, max_bytes: int | None, page_bytes: int, whole_cap: bool) -> None:
     if max_bytes is None:
         raise StoreMissingError(f"there is no store in {directory}; pass max_bytes to create one")
-    check_room(directory, max_bytes, 0)
+    if whole_cap:
+        check_room(directory, max_bytes, 0)
     new = Path(directory) / NEW_DATA_FILE
     new.unlink(missing_ok=True)
     try:

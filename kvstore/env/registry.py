@@ -8,16 +8,16 @@ import threading
 from collections.abc import Iterator
 
 from kvstore.env.environment import Environment
-from kvstore.env.opening import open_environment
+from kvstore.env.opening import locked_files, open_environment
 from kvstore.errors import CapError, StoreBusyError, StoreClosedError
 from kvstore.records.constants import DATA_FILE
 
-__all__ = ["acquire_environment", "exclusive_environment"]
+__all__ = ["acquire_environment", "exclusive_environment", "exclusive_files"]
 
 # LMDB forbids opening a file twice in a process; keyed by device and inode, which every path to it has in common.
 _open: dict[tuple[int, int], Environment] = {}
 _opening = threading.Lock()  # one opener at a time
-_exclusive: set[tuple[int, int]] = set()  # files that are being resized by this process
+_exclusive: set[tuple[int, int]] = set()  # files that are being resized or repaired by this process
 
 
 def _identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
@@ -40,7 +40,9 @@ def acquire_environment(
     with _opening:
         key = _identity(path)
         if key is not None and key in _exclusive:
-            raise StoreBusyError(f"the store at {os.fspath(path)} is just being resized by this process; try again later")
+            raise StoreBusyError(
+                f"the store at {os.fspath(path)} is just being resized or repaired by this process; try again later"
+            )
         known = _open.get(key) if key is not None else None
         if known is not None and _share(known, max_bytes, lock_timeout):
             return known
@@ -54,9 +56,19 @@ def acquire_environment(
 
 @contextlib.contextmanager
 def exclusive_environment(
-    path: str | os.PathLike[str], *, lock_timeout: float, any_owner: bool = False, any_filesystem: bool = False
+    path: str | os.PathLike[str],
+    *,
+    lock_timeout: float,
+    any_owner: bool = False,
+    any_filesystem: bool = False,
+    purpose: str = "resize",
 ) -> Iterator[Environment]:
     """A store that nobody else has open, in this process or another, for the length of a `with` block. Closed afterwards.
+
+    Parameters
+    ----------
+    purpose : str
+        What it is for, in the messages.
 
     Raises
     ------
@@ -68,7 +80,7 @@ def exclusive_environment(
         known = _open.get(key) if key is not None else None
         if (known is not None and not known.gone.is_set()) or key in _exclusive:
             raise StoreBusyError(
-                f"{os.fspath(path)} is open in this process; end its handles, leases, views and cascades before you resize it"
+                f"{os.fspath(path)} is open in this process; end its handles, leases, views and cascades before you {purpose} it"
             )
         environment = open_environment(
             path, max_bytes=None, lock_timeout=lock_timeout, any_owner=any_owner, any_filesystem=any_filesystem
@@ -76,13 +88,46 @@ def exclusive_environment(
         _exclusive.add(environment.file_identity)
     try:
         if not environment.exclusive(lock_timeout):
-            raise StoreBusyError(f"{environment.path} is open in another process; close it everywhere before you resize it")
+            raise StoreBusyError(f"{environment.path} is open in another process; close it everywhere before you {purpose} it")
         if not environment.unchanged():
-            raise StoreBusyError(f"{environment.path} was resized by another process meanwhile; look at it again")
+            raise StoreBusyError(f"{environment.path} was resized or repaired by another process meanwhile; look at it again")
         yield environment
     finally:
         environment.release()
         _exclusive.discard(environment.file_identity)
+
+
+@contextlib.contextmanager
+def exclusive_files(
+    path: str | os.PathLike[str], *, lock_timeout: float, any_owner: bool = False, any_filesystem: bool = False, purpose: str
+) -> Iterator[None]:
+    """The files of a store that nobody has open, in this process or another, and that LMDB is kept away from meanwhile.
+
+    Raises
+    ------
+    StoreBusyError, StoreOwnerError, SharingError
+    """
+    with _opening:
+        key = _identity(path)
+        known = _open.get(key) if key is not None else None
+        if (known is not None and not known.gone.is_set()) or key in _exclusive:
+            raise StoreBusyError(
+                f"{os.fspath(path)} is open in this process; end its handles, leases, views and cascades before you {purpose} it"
+            )
+        if key is not None:
+            _exclusive.add(key)
+    try:
+        with locked_files(
+            os.path.realpath(os.fspath(path)),
+            lock_timeout=lock_timeout,
+            any_owner=any_owner,
+            any_filesystem=any_filesystem,
+            purpose=purpose,
+        ):
+            yield
+    finally:
+        if key is not None:
+            _exclusive.discard(key)
 
 
 def _share(known: Environment, max_bytes: int | None, lock_timeout: float) -> bool:

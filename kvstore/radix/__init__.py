@@ -2,7 +2,7 @@
 
 from kvstore.radix import checkpoints, nodes, unfinished
 from kvstore.radix.grow import Grown, NodeLimit, grow
-from kvstore.radix.remove import Removed, remove_leaf, remove_point
+from kvstore.radix.remove import Removed, cut_node, remove_leaf, remove_point
 from kvstore.radix.sweep import Swept, find_disagreements, set_right, sweep
 from kvstore.radix.walk import Path, cut_damage, walk
 
@@ -14,6 +14,7 @@ __all__ = [
     "Swept",
     "checkpoints",
     "cut_damage",
+    "cut_node",
     "find_disagreements",
     "grow",
     "nodes",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from dataclasses import dataclass
 
 from kvstore import blocks as table
 from kvstore.env import Writer
 from kvstore.errors import IndexDamaged
+from kvstore.ids import ID_BYTES
 from kvstore.radix import nodes, unfinished
 from kvstore.radix.checkpoints import prune
 from kvstore.records.node import Node, node_key
 
-__all__ = ["Removed", "remove_leaf", "remove_point"]
+__all__ = ["Removed", "cut_node", "remove_leaf", "remove_point"]
 
 
 _REFERENCES_AT_ONCE = 256  # 20 to 30 ms
@@ -77,6 +79,37 @@ def _parent(txn: Writer, node: Node) -> Node | None:
         if nodes.leads_to(txn, parent, node):
             return parent
     return None
+
+
+def cut_node(txn: Writer, node: Node, position: int, block_tokens: int) -> Removed:
+    """Take what lies at and behind a block boundary out of a path: everything below a node, and the node's own end.
+
+    Parameters
+    ----------
+    position : int
+        A block boundary before the node's end. At or before its start the node goes as a whole.
+    """
+    removed = Removed()
+    while (below := next(nodes.children_of(txn, node.node), None)) is not None:
+        while (deeper := next(nodes.children_of(txn, below), None)) is not None:
+            below = deeper
+        removed.add(remove_leaf(txn, nodes.load(txn, below)))
+    if position <= node.start:
+        removed.add(remove_leaf(txn, node))
+        return removed
+    shorter = node.replace(
+        end=position,
+        tokens=node.tokens[: 4 * (position - node.start)],
+        blocks=node.blocks[: ID_BYTES * (position // block_tokens - node.start // block_tokens)],
+        tail=b"",
+        checkpoints=tuple(c for c in node.checkpoints if c.position <= position),
+    )
+    kept = Counter(shorter.referenced())
+    for block in (Counter(node.referenced()) - kept).elements():
+        removed.pages += table.drop_reference(txn, block)
+    nodes.store(txn, shorter)
+    removed.tokens += node.end - position
+    return removed
 
 
 def remove_point(txn: Writer, leaf: Node, *, has_states: bool, keep: frozenset[int]) -> Removed:

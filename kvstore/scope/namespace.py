@@ -66,6 +66,11 @@ class NamespaceScope:
         CapError
             When the store is too small to work with blocks of this layout.
         """
+        return cls.of_digest(store, layout, ids.salt_digest(salt))
+
+    @classmethod
+    def of_digest(cls, store: StoreScope, layout: Layout, digest: bytes) -> NamespaceScope:
+        """As `of`, where nothing but the digest of the salt is known: that is what a store keeps of it."""
         environment = store.environment
         page_bytes = environment.page_bytes
         payload = layout.payload_bytes(layout.block_tokens)
@@ -79,7 +84,6 @@ class NamespaceScope:
                 f"room to keep and evict such blocks; raise the cap to at least {(5 * blocks + 128) * page_bytes}, or choose a "
                 "smaller block_tokens"
             )
-        digest = ids.salt_digest(salt)
         namespace = ids.namespace_id(layout.fingerprint, digest)
         limit = NodeLimit.of(page_bytes, layout.block_tokens, -(-layout.states_bytes // chunk) if layout.states else 0)
         domain = ids.block_domain(namespace)

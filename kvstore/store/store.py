@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -15,6 +16,7 @@ from kvstore.errors import StoreBusyError, StoreClosedError
 from kvstore.ids import ID_BYTES
 from kvstore.layout import Layout
 from kvstore.records.meta import NamespaceRecord
+from kvstore.repair import RepairResult, repair
 from kvstore.scope import NamespaceScope, StoreScope
 from kvstore.store.namespace import EvictResult, Namespace, evict_all
 from kvstore.store.resize import resize
@@ -289,6 +291,65 @@ class Store:
             finally:
                 self._scope = _open_scope(environment.path, None, scope.lock_timeout, self._any_owner, self._any_filesystem)
         return gather_stats(self._scope)
+
+    @classmethod
+    def repair(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        max_bytes: int | None = None,
+        namespaces: Iterable[tuple[Layout, bytes]] = (),
+        dry_run: bool = False,
+        lock_timeout: float = 10.0,
+        any_owner: bool = False,
+        any_filesystem: bool = False,
+        progress: Progress | None = None,
+    ) -> RepairResult:
+        """Move aside what can't be trusted of a store that nobody has open, this process included, and keep what verifies.
+
+        Reads and hashes every byte. Sessions keep what comes before their first damaged block. Where only blocks or records are
+        damaged this is done in place; where the structure of the file is, what verifies is written into a new one, for which the
+        file system must have room, and the damaged file is moved to a directory beside the store (`NAME.damaged-DATE-TIME`).
+        Killed at any instant it leaves the damaged store or the repaired one. A sound store is not changed.
+
+        Parameters
+        ----------
+        max_bytes : int, optional
+            The cap of the new file, if the damaged one doesn't say any more what it was.
+        namespaces : iterable of (Layout, bytes), optional
+            Layouts with their salts, for the case that a namespace's own record is lost: without its layout none of its sessions
+            can be kept.
+        dry_run : bool
+            Change nothing; say what is wrong and what would be kept.
+        lock_timeout : float
+            Seconds to wait for other processes.
+        any_owner, any_filesystem : bool
+            As of `open`.
+        progress : callable, optional
+            Called with (what, done, total).
+
+        Raises
+        ------
+        NotAStoreError, StoreMissingError, FormatVersionError
+            There is no store, or one of another version. It is left as it is.
+        StoreBusyError
+            The store is open somewhere.
+        StoreFullError
+            There is no room for the new file.
+        CapError
+            The cap is lost and none is given.
+        """
+        timeout = min(max(float(lock_timeout), 0.0), _LONGEST_TIMEOUT)
+        return repair(
+            path,
+            max_bytes=max_bytes,
+            namespaces=namespaces,
+            dry_run=dry_run,
+            lock_timeout=timeout,
+            any_owner=any_owner,
+            any_filesystem=any_filesystem,
+            progress=progress,
+        )
 
     def verify(self, *, deep: bool = False, progress: Progress | None = None) -> VerifyResult:
         """Check that all records agree; with `deep`, that every block's bytes hash to its id. Others may work meanwhile.

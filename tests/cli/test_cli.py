@@ -135,3 +135,24 @@ def test_resize(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "more than this handle" in capsys.readouterr().err
         assert store.max_bytes == 32 << 20
         assert restored(store.namespace(plain_layout()), SESSION) == 100
+
+
+def test_repair(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`repair` says that there is nothing to repair, or what was kept and where the damaged file is; a dry run has status 1."""
+    assert run_json(capsys, "repair", path)["ok"] is True
+    assert main(["repair", str(path)]) == 0
+    assert "nothing to repair" in capsys.readouterr().out
+    with data_file(path).open("r+b") as file:
+        file.write(bytes(2 * 32768))
+    assert main(["repair", str(path), "--dry-run"]) == 1
+    assert "3 would be kept, 0 would be lost" in capsys.readouterr().out
+    assert main(["stats", str(path)]) == 2
+    found = run_json(capsys, "repair", path)
+    assert (found["sessions_kept"], found["sessions_lost"], found["max_bytes"]) == (3, 0, CAP)
+    assert data_file(found["moved_to"]).exists()
+    assert run_json(capsys, "verify", path, "--deep")["ok"] is True
+    data_file(path).write_bytes(bytes(100))
+    assert main(["repair", str(path)]) == 2
+    assert "--max-bytes" in capsys.readouterr().err
+    assert main(["repair", str(path), "--max-bytes", "16MiB"]) == 0
+    assert "moved to" in capsys.readouterr().out

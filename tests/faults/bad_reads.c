@@ -29,7 +29,8 @@ static int is_data(int fd) {
     ssize_t n = readlink(link, name, sizeof name - 1);
     if (n < 0) return 0;
     name[n] = 0;
-    return n >= 9 && !strcmp(name + n - 9, "/data.mdb");
+    const char *under = getenv("BAD_UNDER");
+    return (!under || !strncmp(name, under, strlen(under))) && n >= 9 && !strcmp(name + n - 9, "/data.mdb");
 }
 
 static int renewed;
