@@ -19,6 +19,7 @@ from kvstore.env.settling import Settling
 from kvstore.env.transactions import Databases, Reader, Writer, translated
 from kvstore.errors import (
     CapError,
+    DiskError,
     ForkedStoreError,
     KVStoreError,
     StoreBusyError,
@@ -184,6 +185,8 @@ class Environment:
             was written.
         StoreFullError, SpacePinned
             When there is no room.
+        DiskError
+            When the operating system fails to write.
         """
         self.retain()
         try:
@@ -222,6 +225,9 @@ class Environment:
                 writer.put(writer.db.meta, SWEEP_KEY, encode_sweep())
             with translated():
                 writer.txn.commit()
+        except DiskError as error:
+            writer.txn.abort()
+            raise self._settling.why(error) from error
         except BaseException:
             writer.txn.abort()
             raise

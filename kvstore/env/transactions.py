@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import lmdb
 import numpy as np
 
-from kvstore.errors import IndexDamaged, KVStoreError, StoreBusyError, StoreDamagedError, StoreFullError
+from kvstore.errors import DiskError, IndexDamaged, KVStoreError, StoreBusyError, StoreDamagedError, StoreFullError
 from kvstore.records.constants import DATABASES, PAGE_HEADER
 
 __all__ = ["Databases", "MapFull", "Reader", "Writer", "translated"]
@@ -45,7 +46,6 @@ class Databases:
 _DAMAGE = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
-    lmdb.PanicError,
     lmdb.InvalidError,
     lmdb.BadTxnError,
     lmdb.CursorFullError,
@@ -54,14 +54,29 @@ _DAMAGE = (
 )
 
 
+_FULL = (errno.EDQUOT, errno.EFBIG)  # for ENOSPC there is an exception of LMDB's
+_FAILED = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EROFS, errno.EREMOTEIO)
+
+
 def translate(error: lmdb.Error) -> KVStoreError:
     """The error of this package for one of LMDB's, with what to do next."""
     if isinstance(error, lmdb.MapFullError):
         return MapFull(f"no contiguous free pages in the store ({error}); raise the cap with Store.resize")
     if isinstance(error, lmdb.ReadersFullError):
         return StoreBusyError(f"all reader slots of the store are taken ({error}); close leases or processes")
-    if isinstance(error, lmdb.DiskError | lmdb.MemoryError):
-        return StoreFullError(f"the operating system refused a write or memory: {error}")
+    code = getattr(error, "code", 0)
+    if isinstance(error, lmdb.DiskError | lmdb.MemoryError) or code in _FULL:
+        return StoreFullError(f"the operating system refused a write or memory: {error}; make room on the disk")
+    if isinstance(error, lmdb.PanicError):
+        return StoreDamagedError(
+            f"a write to the store's first pages has failed before, and LMDB refuses to go on ({error}): close the store in this "
+            "process, with its leases and views, and open it again"
+        )
+    if code in _FAILED:
+        return DiskError(
+            f"the operating system failed to write or read the store's file ({error}): what was being saved is not stored; "
+            "look at the disk, and whether it or a quota is full"
+        )
     if isinstance(error, _DAMAGE):
         return StoreDamagedError(f"LMDB reports damage: {error}; verify the store")
     return KVStoreError(f"LMDB reports: {error}")

@@ -82,7 +82,7 @@ def publish_piece(
     ------
     BaseLost
         When what is stored doesn't reach the piece any more.
-    StoreFullError, SpacePinned, WriteLockTimeout
+    StoreFullError, SpacePinned, DiskError, WriteLockTimeout
     """
     keep: set[int] = set()
     given = piece.save_id

@@ -83,6 +83,7 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
     "store": StoreRecord.decode,
     "counters": Counters.decode,
     "namespace": lambda raw: NamespaceRecord.decode(NAMESPACE, raw),
+    "root": lambda raw: RootRecord.decode(7, raw),
     "child": lambda raw: decode_child(CHILD_KEY, raw),
     "node": lambda raw: Node.decode(9, raw),
     "node without checkpoints": lambda raw: Node.decode(10, raw),
