@@ -113,7 +113,7 @@ class StoreFullError(KVStoreError, OSError):
 
 
 class DiskError(KVStoreError, OSError):
-    """The operating system failed to write the store's file, or to say why: the device fails, is gone, or is full without saying so."""
+    """The operating system failed to write the store's file: the device fails, is gone, or is full without saying so."""
 
 
 class SpacePinned(StoreFullError):

@@ -69,7 +69,7 @@ print(turns)
 
 
 def test_a_server_lives_through_a_full_disk(tmp_path: Path, bad_writes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server whose disk is full for some turns counts a miss each, answers right all along, and saves again once there is room."""
+    """A server whose disk is full for some turns counts a miss each, answers right all along, and saves again once it isn't."""
     monkeypatch.setenv("LD_PRELOAD", os.fspath(bad_writes))
     misses, turns = (json.loads(line) for line in run_child(SERVER, tmp_path / "s").splitlines())
     assert misses == [0, 0, 0, 0, 1, 2, 3, 4, 4, 4, 4, 4]
