@@ -173,7 +173,11 @@ def trial(home: Path, scenario: Scenario, mode: Mode, call: int, counts: Counter
     arm()
     if not said:
         assert not mode.on or not failed or mode.name == "full", (scenario, mode, call)  # a refused reservation is a hint refused
-    allowed = {"full": {StoreFullError}, "EIO": {DiskError, StoreDamagedError}, "filling": {StoreFullError, DiskError}}
+    allowed: dict[str, set[type[KVStoreError]]] = {
+        "full": {StoreFullError},
+        "EIO": {DiskError, StoreDamagedError},
+        "filling": {StoreFullError, DiskError},
+    }
     assert said in {"", "miss", *(kind.__name__ for kind in allowed[mode.name.split()[0]])}, (scenario, mode, call, said)
     counts[said or "stored"] += 1
     try:

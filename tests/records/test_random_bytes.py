@@ -1,4 +1,4 @@
-"""Whoever reads bytes from a disk or an engine gives a value or a named error, whatever the bytes are, and allocates nothing for it."""
+"""Whoever reads bytes from a disk or an engine gives a value or a named error, whatever the bytes are."""
 
 from __future__ import annotations
 
