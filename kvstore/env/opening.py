@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import secrets
 import stat
 import time
@@ -94,11 +95,7 @@ def open_environment(
         open_lock, write_lock = _lock_files(directory)
         undo.callback(open_lock.close)
         undo.callback(write_lock.close)
-        first = open_lock.acquire(exclusive=True, timeout=0)
-        if not first and not open_lock.acquire(exclusive=False, timeout=lock_timeout):
-            raise StoreBusyError(
-                f"another process has held {directory} exclusively for over {lock_timeout} s (verifying or resizing); try later"
-            )
+        first = _enter(directory, open_lock, lock_timeout)
         try:
             environment = _open_locked(directory, max_bytes, page_bytes, first, lock_timeout, open_lock, write_lock, len(made) < 2)
         except NotAStoreError:
@@ -173,6 +170,26 @@ def _lock_files(directory: str) -> tuple[FileLock, FileLock]:
         ) from error
 
 
+def _enter(directory: str, open_lock: FileLock, timeout: float) -> bool:
+    """Take the lock of who has the store open: exclusively, and return True, where nobody has it open; else shared.
+
+    Where who was creating the store has died, several that waited come in at once: one of them has to be alone to finish it.
+    """
+    deadline, data = time.monotonic() + timeout, Path(directory) / DATA_FILE
+    while not open_lock.acquire(exclusive=True, timeout=0):
+        if not open_lock.acquire(exclusive=False, timeout=max(deadline - time.monotonic(), 0)):
+            raise StoreBusyError(
+                f"another process has held {directory} exclusively for over {timeout} s (verifying or resizing); try later"
+            )
+        if data.exists() and not _unborn(data):
+            return False
+        open_lock.release()
+        if time.monotonic() > deadline:
+            raise StoreBusyError(f"the store in {directory} is not created yet, and other processes are about to; try again")
+        time.sleep(random.uniform(0.001, 0.01))
+    return True
+
+
 def _open_locked(
     directory: str,
     max_bytes: int | None,
@@ -188,8 +205,6 @@ def _open_locked(
         if not data.exists() or _unborn(data):
             _create_file(directory, max_bytes, page_bytes)
         _check_file(data, had_locks)
-    elif not data.exists():
-        raise StoreBusyError(f"another process is just creating the store in {directory}; try again")
     else:
         _facts(data, had_locks)
     if not write_lock.acquire(exclusive=True, timeout=lock_timeout):

@@ -51,6 +51,12 @@ _DAMAGE = (
     lmdb.CursorFullError,
     lmdb.ProblemError,
     lmdb.BadValsizeError,
+    # damaged flags, sizes and numbers of pages make LMDB take a valid call for one that isn't
+    lmdb.IncompatibleError,
+    lmdb.InvalidParameterError,
+    lmdb.PageFullError,
+    lmdb.NotFoundError,
+    lmdb.KeyExistsError,
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,10 @@ import pytest
 
 from kvstore import Namespace, Store
 from kvstore.env import Environment
+from kvstore.env.opening import map_bytes_for
+from kvstore.env.pages import write_empty
 from kvstore.errors import StoreBusyError, StoreDamagedError, WriteLockTimeout
+from kvstore.records.constants import DEFAULT_PAGE_BYTES
 from tests.support import CAP, assert_restores, assert_sound, child, child_at, hybrid_layout, plain_layout, run_child, save, stop
 
 HOLDER = """
@@ -188,3 +193,19 @@ def test_a_creator_killed_at_birth_leaves_nothing_in_the_way(tmp_path: Path) -> 
             save(store.namespace(plain_layout()), [1, 2, 3])
             assert_sound(store)
         assert not (path / "data.mdb.new").exists()
+
+
+def test_several_that_waited_for_a_creator_that_died(tmp_path: Path) -> None:
+    """Where a creator died before it wrote anything, who comes in beside another that waited for it waits until one is alone."""
+    path = tmp_path / "s"
+    path.mkdir(mode=0o700)
+    write_empty(str(path / "data.mdb"), page_bytes=DEFAULT_PAGE_BYTES, map_bytes=map_bytes_for(CAP, DEFAULT_PAGE_BYTES))
+    other = os.open(path / "open.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(other, fcntl.LOCK_SH)  # as the other one has it for a moment
+        with pytest.raises(StoreBusyError, match="try again"):
+            Store.open(path, max_bytes=CAP, lock_timeout=0.05)
+    finally:
+        os.close(other)
+    with Store.open(path, max_bytes=CAP) as store:
+        save(store.namespace(plain_layout()), [1, 2, 3])
