@@ -181,13 +181,21 @@ def _enter(directory: str, open_lock: FileLock, timeout: float) -> bool:
             raise StoreBusyError(
                 f"another process has held {directory} exclusively for over {timeout} s (verifying or resizing); try later"
             )
-        if data.exists() and not _unborn(data):
+        if data.exists() and _has_begun(data):
             return False
         open_lock.release()
         if time.monotonic() > deadline:
             raise StoreBusyError(f"the store in {directory} is not created yet, and other processes are about to; try again")
         time.sleep(random.uniform(0.001, 0.01))
     return True
+
+
+def _has_begun(data: Path) -> bool:
+    """Whether a transaction was ever committed to a data file, or something else is the matter with it."""
+    try:
+        return read_facts(str(data)).transaction > 0
+    except (KVStoreError, OSError):
+        return True
 
 
 def _open_locked(

@@ -195,11 +195,14 @@ def test_a_creator_killed_at_birth_leaves_nothing_in_the_way(tmp_path: Path) -> 
         assert not (path / "data.mdb.new").exists()
 
 
-def test_several_that_waited_for_a_creator_that_died(tmp_path: Path) -> None:
-    """Where a creator died before it wrote anything, who comes in beside another that waited for it waits until one is alone."""
+@pytest.mark.parametrize("written", [0, 3])
+def test_several_that_waited_for_a_creator_that_died(tmp_path: Path, written: int) -> None:
+    """Where a creator died in its first transaction, who comes in beside another that waited for it waits until one is alone."""
     path = tmp_path / "s"
     path.mkdir(mode=0o700)
     write_empty(str(path / "data.mdb"), page_bytes=DEFAULT_PAGE_BYTES, map_bytes=map_bytes_for(CAP, DEFAULT_PAGE_BYTES))
+    with (path / "data.mdb").open("ab") as data:  # pages that no meta page tells of
+        data.write(bytes(written * DEFAULT_PAGE_BYTES))
     other = os.open(path / "open.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(other, fcntl.LOCK_SH)  # as the other one has it for a moment

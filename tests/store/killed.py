@@ -16,7 +16,7 @@ __all__ = ["LAYOUTS", "ROLES", "check", "run", "session"]
 
 ROLES = ("saver", "saver", "server", "reader", "holder")
 # states that take several transactions beside rows that take one
-HEAVY = Layout((Stream("k", "u8", (512,)),), (State("r", "f32", (700, 1024)),), block_tokens=64, model="heavy")
+HEAVY = Layout((Stream("k", "u8", (512,)),), (State("r", "f32", (1280, 1024)),), block_tokens=64, model="heavy")
 LAYOUTS = (plain_layout(), hybrid_layout(), wide_layout(), HEAVY)
 LONGEST = (150, 120, 700, 150)
 _BUDGET = 14 << 20  # of what one child saves, so that without a tight cap nothing is evicted
@@ -80,7 +80,7 @@ def _save(store: Store, namespaces: list[Namespace], number: int) -> None:
     chance, spent, held = random.Random(number), 0, list[tuple[int, int, int]]()
     for count in range(1 << 30):
         kind = chance.choice(["new", "new", "longer", "longer", "branch", "again", "restore"]) if held else "new"
-        which = chance.choice([0, 0, 0, 1, 1, 1, 1, 2, 3])
+        which = chance.choice([0, 0, 0, 1, 1, 1, 2, 3, 3])
         one = (which, number * 1000 + count, 3 + int((LONGEST[which] - 3) * chance.random() ** 2))
         branch = 0
         if kind != "new":

@@ -22,6 +22,7 @@ from .killed import LAYOUTS, ROLES, check, session
 
 ROOMY, TIGHT = 96 << 20, 12 << 20
 ROUNDS_A_STORE = 2
+SAID = {"saved", "refused", "served", "read", "locked", "leased"}
 # Until whoever writes next clears what dead savers have left half written, such checkpoints are counted and not refused.
 HALF_WRITTEN_ALLOWED = True
 
@@ -126,6 +127,7 @@ def use_a_store(nursery: Nursery, home: Path, cap: int, number: int, chance: ran
         for lines in nursery.round(home, cap, number + turn, chance):
             tally.kills += 1
             for words in map(str.split, lines):
+                assert words[0] in SAID, "".join(lines)  # somebody was about to end by himself
                 tally.said[words[0]] += 1
                 if words[0] == "saved":
                     which, session_number, length, branch = map(int, words[1:])
