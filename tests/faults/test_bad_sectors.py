@@ -270,8 +270,8 @@ for place, at in places(whole).items():
 
 
 def test_every_way_to_read(tmp_path: Path, bad_reads: Path, monkeypatch: pytest.MonkeyPatch, figures: Figures) -> None:
-    """Whatever reads a header, rows, a tail or states that can't be read refuses that block by name, falls back before it, or didn't
-    need that sector; and then the store goes on.
+    """Whatever reads a header, rows, a tail or states that can't be read refuses that block by name, falls back before it, or did
+    not need that sector; and then the store goes on.
     """
     faulty(monkeypatch, bad_reads)
     outcomes = dict(line.rsplit(": ", 1) for line in run_child(READ_ALL, tmp_path / "whole", tmp_path).splitlines())
@@ -280,7 +280,5 @@ def test_every_way_to_read(tmp_path: Path, bad_reads: Path, monkeypatch: pytest.
     for place, ways in (("rows", ("copy", "transfer", "validate")), ("states", ("states", "validate"))):
         assert [outcomes[f"{place}, {way}, past the cache"] for way in ways] == ["refused"] * len(ways)
     assert all(outcomes[f"{place}, deep verify, past the cache"] == "refused" for place in ("a header", "rows", "states"))
-    counts = Counter(outcomes.values())
-    figures.add(
-        "bad sectors", f"{len(outcomes)} reads over one", ", ".join(f"{end} {count}" for end, count in sorted(counts.items()))
-    )
+    ends = ", ".join(f"{end} {count}" for end, count in sorted(Counter(outcomes.values()).items()))
+    figures.add("bad sectors", f"{len(outcomes)} reads over one", ends)
