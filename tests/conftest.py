@@ -1,9 +1,10 @@
-"""Hypothesis' profile for the whole suite, and the figures that a run prints when it ends."""
+"""Hypothesis' profile and seed for the whole suite, and the figures that a run prints when it ends."""
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.figures import Figures
+from tests.support import SEED
 
 settings.register_profile(
     "kvstore",
@@ -20,6 +21,13 @@ _FIGURES = Figures()
 def figures() -> Figures:
     """Take what a test has counted."""
     return _FIGURES
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Let Hypothesis begin from the run's seed, unless it is told another."""
+    if config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(SEED)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

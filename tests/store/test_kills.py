@@ -28,12 +28,14 @@ HALF_WRITTEN_ALLOWED = True
 
 # Forks the children, which so begin with everything imported and nothing opened; kills them and says how they ended.
 NURSERY = """
+import ctypes
 from tests.store.killed import run
 for line in sys.stdin:
     what, *words = line.split()
     if what == "start":
         pid = os.fork()
         if not pid:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: nobody outlives a test that failed
             log = os.open(words[0], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             for stream in (1, 2):
                 os.dup2(log, stream)

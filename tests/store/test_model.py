@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, seed, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -227,14 +227,12 @@ class Model(RuleBasedStateMachine):
             shutil.rmtree(self.directory)
 
 
-@seed(SEED)
 class PlainModel(Model):
     """Without states: every token can be restored."""
 
     layout = plain_layout()
 
 
-@seed(SEED)
 class HybridModel(Model):
     """With states: checkpoints only."""
 
