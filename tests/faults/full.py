@@ -67,7 +67,7 @@ SCENARIOS = [
 ]
 MODES = [
     Mode("full", errno.ENOSPC, on=True),
-    Mode("full once", errno.ENOSPC, on=False),
+    Mode("full by quota once", errno.EDQUOT, on=False),
     Mode("filling up", errno.ENOSPC, on=True, half=True),
     Mode("EIO", errno.EIO, on=True, waits=True),
     Mode("EIO once", errno.EIO, on=False, waits=True),

@@ -22,12 +22,14 @@ try_all(Path(path), SEED)
 """
 
 
-def test_every_write_of_a_save_in_turn(tmp_path: Path, bad_writes: Path, monkeypatch: pytest.MonkeyPatch, figures: Figures) -> None:
+def test_every_write_of_a_save_in_turn(
+    quick_path: Path, bad_writes: Path, monkeypatch: pytest.MonkeyPatch, figures: Figures
+) -> None:
     """Saves and cascades of every kind, each of whose writes and waits fails in turn (no room, half of it, EIO; once, or from then
     on): what was acknowledged is there, what takes space is what there was or a valid prefix, and with room the save succeeds.
     """
     monkeypatch.setenv("LD_PRELOAD", os.fspath(bad_writes))
-    counts: Counter[str] = Counter(json.loads(run_child(TRY_ALL, tmp_path).splitlines()[-1]))
+    counts: Counter[str] = Counter(json.loads(run_child(TRY_ALL, quick_path).splitlines()[-1]))
     named = {name: counts[name] for name in ("StoreFullError", "DiskError", "StoreDamagedError", "miss", "stored")}
     assert sum(named.values()) == counts["trials"]
     assert counts["trials"] == counts["all"] or SCALE < 20
