@@ -145,11 +145,11 @@ def child(code: str, *args: str | os.PathLike[str]) -> subprocess.Popen[str]:
     )
 
 
-def run_child(code: str, *args: str | os.PathLike[str]) -> str:
-    """Run a piece of code to its end in another process; return what it printed. It must succeed."""
+def run_child(code: str, *args: str | os.PathLike[str], timeout: float = 300.0) -> str:
+    """Run a piece of code to its end in another process; return what it printed. It must succeed, within `timeout` seconds."""
     process = child(code, *args)
     try:
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=timeout)
     finally:
         process.kill()
     assert process.returncode == 0, err

@@ -29,7 +29,7 @@ def test_every_write_of_a_save_in_turn(
     on): what was acknowledged is there, what takes space is what there was or a valid prefix, and with room the save succeeds.
     """
     monkeypatch.setenv("LD_PRELOAD", os.fspath(bad_writes))
-    counts: Counter[str] = Counter(json.loads(run_child(TRY_ALL, quick_path).splitlines()[-1]))
+    counts: Counter[str] = Counter(json.loads(run_child(TRY_ALL, quick_path, timeout=1800.0).splitlines()[-1]))
     named = {name: counts[name] for name in ("StoreFullError", "DiskError", "StoreDamagedError", "miss", "stored")}
     assert sum(named.values()) == counts["trials"]
     assert counts["trials"] == counts["all"] or SCALE < 20
