@@ -17,7 +17,7 @@ SOURCES := $(wildcard native/*.c native/*.h native/*.py) setup.py pyproject.toml
 help:
 	@echo "make demo       three users, a real model, one server process after another (DEMO_ARGS=--quick: under 2 minutes)"
 	@echo "make test       the test suite, as CI runs it"
-	@echo "make test-long  the same with ten times the random examples"
+	@echo "make test-long  the same with twenty times the random trials, from a new seed: 20 to 60 minutes"
 	@echo "make bench      the benchmarks (BENCH_ARGS='match --quick')"
 	@echo "make lint       ruff, mypy, import-linter"
 	@echo "make asan tsan  the kernel's own test under the sanitizers"
@@ -46,7 +46,7 @@ test: $(VENV)/model
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
 test-long: $(VENV)/model
-	KVSTORE_TEST_SCALE=10 $(BIN)/python -m pytest $(TEST_ARGS)
+	KVSTORE_TEST_SCALE=20 $(BIN)/python -m pytest $(TEST_ARGS)
 
 bench: $(VENV)/model
 	$(BIN)/python -m benches run $(BENCH_ARGS)

@@ -11,6 +11,7 @@ __all__ = [
     "BlockDamaged",
     "CapError",
     "DeviceError",
+    "DiskError",
     "DriverMissingError",
     "EngineError",
     "ForkedStoreError",
@@ -114,6 +115,10 @@ class CapError(KVStoreError, ValueError):
 
 class StoreFullError(KVStoreError, OSError):
     """There is no room for a save, and evicting cannot make any."""
+
+
+class DiskError(KVStoreError, OSError):
+    """The operating system failed to write the store's file: the device fails, is gone, or is full without saying so."""
 
 
 class SpacePinned(StoreFullError):

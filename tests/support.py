@@ -20,6 +20,8 @@ from kvstore.errors import BlockDamaged
 from kvstore.testing import destination, session_rows, session_states, states_equal
 
 SCALE = float(os.environ.get("KVSTORE_TEST_SCALE", "1"))
+# the same in every ordinary run; a long one takes its own. Noted in the environment, so that children have it too.
+SEED = int(os.environ.setdefault("KVSTORE_TEST_SEED", "1" if SCALE <= 1 else str(int.from_bytes(os.urandom(4), "little"))))
 CAP = 16 << 20
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -27,6 +29,11 @@ ROOT = Path(__file__).resolve().parents[1]
 def examples(count: int) -> int:
     """Turn a number of Hypothesis examples into that of this run: KVSTORE_TEST_SCALE multiplies it."""
     return max(1, round(count * SCALE))
+
+
+def twentieth(count: int) -> int:
+    """Turn a count of the long tests (KVSTORE_TEST_SCALE=20) into that of this run."""
+    return max(1, round(count * SCALE / 20))
 
 
 def plain_layout(block_tokens: int = 16, **changes: Any) -> Layout:
@@ -138,11 +145,11 @@ def child(code: str, *args: str | os.PathLike[str]) -> subprocess.Popen[str]:
     )
 
 
-def run_child(code: str, *args: str | os.PathLike[str]) -> str:
-    """Run a piece of code to its end in another process; return what it printed. It must succeed."""
+def run_child(code: str, *args: str | os.PathLike[str], timeout: float = 300.0) -> str:
+    """Run a piece of code to its end in another process; return what it printed. It must succeed, within `timeout` seconds."""
     process = child(code, *args)
     try:
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=timeout)
     finally:
         process.kill()
     assert process.returncode == 0, err

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import time
+from collections.abc import Callable
 
 from kvstore.errors import SharingError, StoreBusyError
 from kvstore.locks import FileLock
@@ -24,13 +26,19 @@ _LONGEST = 256
 _PAUSE = 0.01
 
 
-def enter(lock: FileLock, directory: str, timeout: float) -> bool:
+def enter(lock: FileLock, directory: str, timeout: float, *, ready: Callable[[], bool]) -> bool:
     """Take the lock of a store that is being opened; return whether it is held exclusively, which makes this the first opener.
+
+    Parameters
+    ----------
+    ready : callable
+        Whether there is a store to share. Where who was creating it has died, several that waited come in at once: one of them has
+        to be alone to finish it.
 
     Raises
     ------
     StoreBusyError
-        When somebody held it exclusively for all of `timeout` seconds.
+        When somebody held it exclusively for all of `timeout` seconds, or others came and went and nobody was alone.
     SharingError
         When who holds it runs where LMDB can't tell it from processes here.
     """
@@ -43,20 +51,25 @@ def enter(lock: FileLock, directory: str, timeout: float) -> bool:
         if lock.acquire(exclusive=False, timeout=0):
             try:
                 check_holder(lock, directory)
-                return False
             except SharingError:
                 lock.release()
                 if compared:
                     raise
                 compared = True  # the one who wrote that may have gone just now
                 continue
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise StoreBusyError(
+            if ready():
+                return False
+            lock.release()
+            why = f"the store in {directory} is not created yet, and other processes are about to; try again"
+        else:
+            why = (
                 f"another process has held {directory} exclusively for over {timeout} s (verifying, resizing or repairing it); "
                 "try later"
             )
-        time.sleep(min(_PAUSE, left))
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise StoreBusyError(why)
+        time.sleep(min(random.uniform(_PAUSE / 10, _PAUSE), left))  # not in step with others who wait to be alone
 
 
 def share(lock: FileLock, directory: str, timeout: float) -> None:

@@ -23,6 +23,7 @@ from kvstore.env.transactions import Databases, Reader, Writer, translated
 from kvstore.env.values import ValuePages
 from kvstore.errors import (
     CapError,
+    DiskError,
     ForkedStoreError,
     KVStoreError,
     StoreBusyError,
@@ -202,6 +203,8 @@ class Environment:
             was written, or LMDB met pages that can't be read.
         StoreFullError, SpacePinned
             When there is no room.
+        DiskError
+            When the operating system fails to write.
         """
         self.retain()
         try:
@@ -243,6 +246,8 @@ class Environment:
             writer.abort()
             if self._faults.met and isinstance(error, KVStoreError) and not isinstance(error, StoreDamagedError | ForkedStoreError):
                 raise self._faults.error() from error
+            if isinstance(error, DiskError):
+                raise self._settling.why(error) from error
             raise
         if durable:
             self._settling.settle()

@@ -105,7 +105,7 @@ def open_environment(
         open_lock, write_lock = _lock_files(directory)
         undo.callback(open_lock.close)
         undo.callback(write_lock.close)
-        first = enter(open_lock, directory, lock_timeout)
+        first = enter(open_lock, directory, lock_timeout, ready=lambda: _has_begun(Path(directory) / DATA_FILE))
         try:
             environment = _open_locked(
                 directory, max_bytes, page_bytes, first, lock_timeout, open_lock, write_lock, len(made) < 2, whole_cap
@@ -230,6 +230,16 @@ def _lock_files(directory: str) -> tuple[FileLock, FileLock]:
         raise _cannot(f"cannot open the lock files in {directory}", error, "a store needs them even to read") from error
 
 
+def _has_begun(data: Path) -> bool:
+    """Whether a data file is there and a transaction was ever committed to it, or something else is the matter with it."""
+    if not data.exists():
+        return False
+    try:
+        return read_facts(str(data)).transaction > 0
+    except (KVStoreError, OSError):
+        return True
+
+
 def _open_locked(
     directory: str,
     max_bytes: int | None,
@@ -246,8 +256,6 @@ def _open_locked(
         if not data.exists() or _unborn(data):
             _create_file(directory, max_bytes, page_bytes, whole_cap)
         _check_file(data, had_locks)
-    elif not data.exists():
-        raise StoreBusyError(f"another process is just creating the store in {directory}; try again")
     else:
         _facts(data, had_locks)
     if not write_lock.acquire(exclusive=True, timeout=lock_timeout):

@@ -6,9 +6,11 @@ import os
 import threading
 from collections.abc import Callable
 
-from kvstore.errors import StoreDamagedError
+from kvstore.errors import DiskError, KVStoreError, StoreDamagedError, StoreFullError
 
 __all__ = ["Settling"]
+
+_LITTLE_ROOM = 1 << 20  # a full file system may still count a few blocks as free
 
 
 class Settling:
@@ -64,6 +66,13 @@ class Settling:
                 f"the disk has failed to keep what was written to {self._path}; writing is refused: close the store in every "
                 "process, look at the disk, and open the store again"
             )
+
+    def why(self, error: DiskError) -> KVStoreError:
+        """Name a full disk where a commit failed for that: LMDB takes a write that ended early for a fault of the disk."""
+        disk = os.fstatvfs(self._fd)
+        if disk.f_bavail * disk.f_frsize >= _LITTLE_ROOM:
+            return error
+        return StoreFullError(f"the disk that the store at {self._path} lies on is full: a write ended early; make room on it")
 
     def after_fork(self) -> None:
         """In a forked child: the lock may be held by a thread that isn't there."""

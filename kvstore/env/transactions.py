@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +14,15 @@ import lmdb
 import numpy as np
 
 from kvstore.env.values import P_OVERFLOW, ValuePages
-from kvstore.errors import ForkedStoreError, IndexDamaged, KVStoreError, StoreBusyError, StoreDamagedError, StoreFullError
+from kvstore.errors import (
+    DiskError,
+    ForkedStoreError,
+    IndexDamaged,
+    KVStoreError,
+    StoreBusyError,
+    StoreDamagedError,
+    StoreFullError,
+)
 from kvstore.records.constants import DATABASES, PAGE_HEADER
 
 __all__ = ["Databases", "MapFull", "Reader", "Writer", "translated"]
@@ -46,15 +55,23 @@ class Databases:
 _DAMAGE = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
-    lmdb.PanicError,
     lmdb.InvalidError,
     lmdb.BadTxnError,
     lmdb.CursorFullError,
     lmdb.ProblemError,
     lmdb.BadValsizeError,
     lmdb.BadDbiError,
+    # damaged flags, sizes and numbers of pages make LMDB take a valid call for one that isn't
     lmdb.IncompatibleError,
+    lmdb.InvalidParameterError,
+    lmdb.PageFullError,
+    lmdb.NotFoundError,
+    lmdb.KeyExistsError,
 )
+
+
+_FULL = (errno.EDQUOT, errno.EFBIG)  # for ENOSPC there is an exception of LMDB's
+_FAILED = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EROFS, errno.EREMOTEIO)
 
 
 def translate(error: lmdb.Error) -> KVStoreError:
@@ -63,8 +80,19 @@ def translate(error: lmdb.Error) -> KVStoreError:
         return MapFull(f"no contiguous free pages in the store ({error}); raise the cap with Store.resize")
     if isinstance(error, lmdb.ReadersFullError):
         return StoreBusyError(f"all reader slots of the store are taken ({error}); close leases or processes")
-    if isinstance(error, lmdb.DiskError | lmdb.MemoryError):
-        return StoreFullError(f"the operating system refused a write or memory: {error}")
+    code = getattr(error, "code", 0)
+    if isinstance(error, lmdb.DiskError | lmdb.MemoryError) or code in _FULL:
+        return StoreFullError(f"the operating system refused a write or memory: {error}; make room on the disk")
+    if isinstance(error, lmdb.PanicError):
+        return StoreDamagedError(
+            f"a write to the store's first pages has failed before, and LMDB refuses to go on ({error}): close the store in this "
+            "process, with its leases and views, and open it again"
+        )
+    if code in _FAILED:
+        return DiskError(
+            f"the operating system failed to write or read the store's file ({error}): what was being saved is not stored; "
+            "look at the disk, and whether it or a quota is full"
+        )
     if isinstance(error, _DAMAGE):
         return StoreDamagedError(f"LMDB reports damage: {error}; verify the store")
     return KVStoreError(f"LMDB reports: {error}")

@@ -15,7 +15,7 @@ from kvstore.repair.blocks import BlockReader
 from kvstore.repair.records import Space
 from kvstore.repair.sessions import Sessions, Step
 from kvstore.saving.publish import Piece, StatesPiece, publish_piece
-from kvstore.scope import NamespaceScope, StoreScope
+from kvstore.scope import NamespaceScope, SaveUnderWay, StoreScope
 
 __all__ = ["Kept", "Rebuild", "Trial", "keep_all"]
 
@@ -95,16 +95,18 @@ class Rebuild(Trial):
 
     def states(self, step: Step, checkpoint: Checkpoint, blocks: list[PreparedBlock]) -> bool:
         """See `Trial.states`."""
-        scope, before, save_id = self.scope(step.space), 0, 0
+        scope, before, save = self.scope(step.space), 0, SaveUnderWay()
         size = max(self.piece_bytes(step.space) // scope.chunk_bytes, 1)
-        for start in range(0, len(blocks), size):
-            group = blocks[start : start + size]
-            states = StatesPiece(group, checkpoint.packed_bytes, start + size >= len(blocks), before)
-            piece = Piece(step.prompt(checkpoint.position), {}, states, save_id)
-            if not self._publish(step.space, piece):
-                return False
-            before, save_id = before + len(group), piece.save_id
-        return True
+        try:
+            for start in range(0, len(blocks), size):
+                group, last = blocks[start : start + size], start + size >= len(blocks)
+                states = StatesPiece(group, checkpoint.packed_bytes, last, before)
+                if not self._publish(step.space, Piece(step.prompt(checkpoint.position), {}, states, save, more=not last)):
+                    return False
+                before += len(group)
+            return True
+        finally:
+            self.store.give_up(save)
 
     def _publish(self, space: Space, piece: Piece) -> bool:
         """Publish a piece if there is room without evicting anything: what was kept before is worth more."""

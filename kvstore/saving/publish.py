@@ -87,7 +87,7 @@ def publish_piece(
     ------
     BaseLost
         When what is stored doesn't reach the piece any more.
-    StoreFullError, SpacePinned, WriteLockTimeout
+    StoreFullError, SpacePinned, DiskError, WriteLockTimeout
     """
     keep: set[int] = set()
     evicted: list[Removed] = []  # by try; the last one counts

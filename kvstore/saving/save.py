@@ -132,8 +132,8 @@ class Saver:
             When arrays or states don't fit the layout, or `origin` is no block boundary inside the session.
         BaseLost
             When what is stored ends before `origin`.
-        StoreFullError, SpacePinned, WriteLockTimeout
-            When there is no room, or no lock to be had. What was published before is a valid, shorter prefix.
+        StoreFullError, SpacePinned, DiskError, WriteLockTimeout
+            When there is no room, the disk fails, or no lock is to be had. What was published before is a valid, shorter prefix.
         """
         environment = self._scope.store.environment
         environment.retain()  # so that what was published is settled, whoever closes the store meanwhile

@@ -90,8 +90,8 @@ class Namespace:
             When the input doesn't fit; nothing is changed.
         BaseLost
             When what is stored ends before `start` (it may just have been evicted).
-        StoreFullError, SpacePinned, WriteLockTimeout
-            When there is no room, or the lock isn't to be had. A shorter prefix may have been saved.
+        StoreFullError, SpacePinned, DiskError, WriteLockTimeout
+            When there is no room, the disk fails, or the lock isn't to be had. A shorter prefix may have been saved.
         """
         saver = Saver(self._checked(), as_tokens(tokens))
         return saver.save(dict(arrays), start, states, check=check)

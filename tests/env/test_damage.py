@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 from pathlib import Path
 
 import pytest
 
-from kvstore import KVStoreError, Store
+from kvstore import Store
 from kvstore.errors import NotAStoreError, StoreDamagedError, StoreMissingError
 from tests.support import (
     CAP,
-    SCALE,
-    assert_restores,
     data_file,
     flip,
     hybrid_layout,
     plain_layout,
     restored_at_last,
-    run_child,
     save,
 )
 
@@ -113,66 +109,3 @@ def assert_whole_or_shorter(store: Store) -> None:
         namespace = store.namespace(layout)
         for first in range(6):
             restored_at_last(namespace, [first % 3, *range(10 + 13 * first)])
-
-
-def exercise(path: Path) -> str:
-    """Do everything with a store that may be damaged; return how far it got. Named errors are answers."""
-    step = "open"
-    try:
-        with Store.open(path) as store:
-            step = "read"
-            assert_whole_or_shorter(store)
-            step = "verify"
-            store.verify(deep=True)
-            step = "write"
-            for layout in (plain_layout(), hybrid_layout()):
-                namespace = store.namespace(layout)
-                tokens = [2, *range(75), 7, 7, 7]
-                save(namespace, tokens)
-                assert_restores(namespace, tokens, len(tokens))
-                step = "evict"
-                namespace.evict(tokens)
-                namespace.evict()
-            return "all"
-    except KVStoreError as error:
-        assert str(error)
-        return step
-
-
-FLIPS = """
-from pathlib import Path
-import shutil
-from tests.env.test_damage import exercise, flips
-for seed in range(int(sys.argv[3]), int(sys.argv[4])):
-    print(seed, flush=True)
-    copy = Path(sys.argv[2]) / str(seed)
-    shutil.copytree(path, copy)
-    flips(copy, seed)
-    print(exercise(copy), flush=True)
-    shutil.rmtree(copy)
-"""
-
-
-def flips(copy: Path, seed: int) -> None:
-    """Flip a few bytes, most of them in the pages of the index (which come last: sessions were saved one by one)."""
-    chance = random.Random(seed)
-    data = data_file(copy)
-    size = data.stat().st_size
-    for _ in range(chance.choice([1, 1, 1, 4])):
-        page = chance.randrange(size // PAGE)
-        # headers and node pointers at a page's start, records at its end
-        within = chance.choice([chance.randrange(64), PAGE - 1 - chance.randrange(4096), chance.randrange(PAGE)])
-        flip(data, page * PAGE + within, 1 << chance.randrange(8))
-
-
-def test_flipped_bytes_anywhere(whole: Path, tmp_path: Path) -> None:
-    """Bytes flipped at random places never end in a crash, another's bytes or a raw error, whatever is done with the store."""
-    count = round(150 * SCALE)
-    printed: list[str] = []
-    for first in range(0, count, 150):
-        printed += run_child(FLIPS, whole, tmp_path, str(first), str(min(first + 150, count))).split()
-    assert printed[::2] == [str(seed) for seed in range(count)]
-    outcomes = printed[1::2]
-    assert set(outcomes) <= {"open", "read", "verify", "write", "evict", "all"}
-    assert outcomes.count("all") > count // 4  # most places hold payload or nothing: the store goes on
-    assert "open" in outcomes

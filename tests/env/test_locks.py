@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -11,8 +13,10 @@ import pytest
 
 from kvstore import Namespace, Store
 from kvstore.env import Environment
-from kvstore.env.pages import read_facts
+from kvstore.env.opening import map_bytes_for
+from kvstore.env.pages import read_facts, write_empty
 from kvstore.errors import StoreBusyError, StoreDamagedError, WriteLockTimeout
+from kvstore.records.constants import DEFAULT_PAGE_BYTES
 from tests.support import CAP, assert_restores, assert_sound, child, child_at, hybrid_layout, plain_layout, run_child, save, stop
 
 HOLDER = """
@@ -235,3 +239,22 @@ def test_a_file_that_grows_is_not_truncated(path: Path) -> None:
             seen.add(facts.file_bytes)
         assert writer.returncode == 0
         assert len(seen) > 30
+
+
+@pytest.mark.parametrize("written", [0, 3])
+def test_several_that_waited_for_a_creator_that_died(tmp_path: Path, written: int) -> None:
+    """Where a creator died in its first transaction, who comes in beside another that waited for it waits until one is alone."""
+    path = tmp_path / "s"
+    path.mkdir(mode=0o700)
+    write_empty(str(path / "data.mdb"), page_bytes=DEFAULT_PAGE_BYTES, map_bytes=map_bytes_for(CAP, DEFAULT_PAGE_BYTES))
+    with (path / "data.mdb").open("ab") as data:  # pages that no meta page tells of
+        data.write(bytes(written * DEFAULT_PAGE_BYTES))
+    other = os.open(path / "open.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(other, fcntl.LOCK_SH)  # as the other one has it for a moment
+        with pytest.raises(StoreBusyError, match="try again"):
+            Store.open(path, max_bytes=CAP, lock_timeout=0.05)
+    finally:
+        os.close(other)
+    with Store.open(path, max_bytes=CAP) as store:
+        save(store.namespace(plain_layout()), [1, 2, 3])

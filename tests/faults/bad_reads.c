@@ -4,7 +4,7 @@
  *   BAD_FROM, BAD_TO  reads that touch these bytes of the file fail with EIO, as a bad sector makes them
  *   RENEWED=yes       a write over those bytes succeeds and makes them good; =no: it fails with EIO
  *   NO_DIRECT=open    files can't be opened with O_DIRECT; =read: they can, but reads fail with EINVAL
- *   ALL_CACHED        the page cache is said to have every page
+ *   ALL_CACHED=1      the page cache is said to have every page; =0: none
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -116,18 +116,20 @@ long syscall(long number, ...) {
     va_start(rest, number);
     for (int i = 0; i < 6; i++) a[i] = va_arg(rest, long);
     va_end(rest);
-    if (number == SYS_cachestat && getenv("ALL_CACHED")) {
+    const char *all = getenv("ALL_CACHED");
+    if (number == SYS_cachestat && all) {
         const unsigned long long *range = (const unsigned long long *)a[1];
         unsigned long long *state = (unsigned long long *)a[2];
         memset(state, 0, 5 * sizeof *state);
-        state[0] = range[1] / 4096;
+        state[0] = strcmp(all, "0") ? range[1] / 4096 : 0;
         return 0;
     }
     return NEXT(syscall)(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 
 int mincore(void *address, size_t length, unsigned char *present) {
-    if (!getenv("ALL_CACHED")) return NEXT(mincore)(address, length, present);
-    memset(present, 1, (length + 4095) / 4096);
+    const char *all = getenv("ALL_CACHED");
+    if (!all) return NEXT(mincore)(address, length, present);
+    memset(present, strcmp(all, "0") != 0, (length + 4095) / 4096);
     return 0;
 }

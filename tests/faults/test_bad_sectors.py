@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from kvstore import Layout, SessionTier, Store, Stream
 from kvstore.records.constants import DEFAULT_PAGE_BYTES
 from kvstore.testing import HashEngine, destination, session_rows
+from tests.figures import Figures
 from tests.support import child, data_file, run_child, wide_layout
 
 TOKENS = list(range(1024))
@@ -255,3 +257,28 @@ def test_what_comes_back_twice_gets_into_the_page_cache(tmp_path: Path, by_strea
             shares.append(cached(data_file(path), offsets))
     assert shares[0] < 0.2  # the headers' neighbourhood
     assert shares[1] > 0.95
+
+
+READ_ALL = """
+from pathlib import Path
+from tests.faults.reading import *
+whole, work = Path(path), Path(sys.argv[2])
+make(whole)
+for place, at in places(whole).items():
+    try_all(whole, work, place, at)
+"""
+
+
+def test_every_way_to_read(tmp_path: Path, bad_reads: Path, monkeypatch: pytest.MonkeyPatch, figures: Figures) -> None:
+    """Whatever reads a header, rows, a tail or states that can't be read refuses that block by name, falls back before it, or did
+    not need that sector; and then the store goes on.
+    """
+    faulty(monkeypatch, bad_reads)
+    outcomes = dict(line.rsplit(": ", 1) for line in run_child(READ_ALL, tmp_path / "whole", tmp_path).splitlines())
+    for way in ("copy", "copy of one stream", "transfer", "validate", "map"):
+        assert outcomes[f"a header, {way}, past the cache"] == "shorter"
+    for place, ways in (("rows", ("copy", "transfer", "validate")), ("states", ("states", "validate"))):
+        assert [outcomes[f"{place}, {way}, past the cache"] for way in ways] == ["refused"] * len(ways)
+    assert all(outcomes[f"{place}, deep verify, past the cache"] == "refused" for place in ("a header", "rows", "states"))
+    ends = ", ".join(f"{end} {count}" for end, count in sorted(Counter(outcomes.values()).items()))
+    figures.add("bad sectors", f"{len(outcomes)} reads over one", ends)

@@ -87,6 +87,7 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
     "counters": Counters.decode,
     "namespace": lambda raw: NamespaceRecord.decode(NAMESPACE, raw),
     "save": lambda raw: SaveRecord.decode(SaveRecord.key_of(0x0102), raw),
+    "root": lambda raw: RootRecord.decode(7, raw),
     "child": lambda raw: decode_child(CHILD_KEY, raw),
     "node": lambda raw: Node.decode(9, raw),
     "node without checkpoints": lambda raw: Node.decode(10, raw),

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvstore import Layout, Lease, Namespace, Store
 from kvstore.testing import destination, session_rows, session_states, states_equal
-from tests.support import CAP, examples, hybrid_layout, plain_layout
+from tests.figures import Figures
+from tests.support import CAP, SEED, examples, hybrid_layout, plain_layout
+
+from .index import nodes_on
 
 Key = tuple[int, ...]
 TOKENS = (0, 1, 2)
 TOKEN = st.sampled_from(TOKENS)
+
+
+RUNS: Counter[str] = Counter()
 
 
 class Model(RuleBasedStateMachine):
@@ -32,6 +40,7 @@ class Model(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        RUNS[type(self).__name__] += 1
         self.directory = Path(tempfile.mkdtemp(prefix="kvstore-model-"))
         self.path = self.directory / "s"
         self.rows: dict[tuple[str, Key], bytes] = {}
@@ -155,6 +164,21 @@ class Model(RuleBasedStateMachine):
     def _branches(self, tokens: Key, at: int) -> bool:
         return any((*tokens[:at], token) in self.stored for token in TOKENS if token != tokens[at])
 
+    @rule(pages=st.integers(1, 40))
+    def evict_what_is_worth_least(self, pages: int) -> None:
+        """Evict as a save does that needs room: a beginning of each session is left, or nothing, with the bytes it had."""
+        self.store.evict(free_bytes=pages << 15)
+        left = {
+            session: max((node.end for node in nodes_on(self.namespace, list(session))), default=0) for session in self.sessions
+        }
+        left = {session: min(end, self._held(session)) for session, end in left.items()}
+        self.stored = {session[:n] for session, end in left.items() for n in range(1, end + 1)}
+        for session in self.sessions:
+            found = self.namespace.match(list(session))
+            assert found is None or found.stored_tokens == self._held(session) == left[session]
+            if not self.layout.states:
+                assert (0 if found is None else found.length) == left[session]
+
     @precondition(lambda self: self.lease is None)
     @rule(at=st.integers(0, 1 << 20))
     def hold(self, at: int) -> None:
@@ -216,6 +240,17 @@ class HybridModel(Model):
 
 
 TestPlain = PlainModel.TestCase
-TestPlain.settings = settings(max_examples=examples(40), stateful_step_count=30, suppress_health_check=list(HealthCheck))
+TestPlain.settings = settings(max_examples=examples(25), stateful_step_count=30, suppress_health_check=list(HealthCheck))
 TestHybrid = HybridModel.TestCase
 TestHybrid.settings = TestPlain.settings
+
+
+def test_how_many_runs(figures: Figures) -> None:
+    """Both models were run as often as they were to be, if they were."""
+    if not RUNS:
+        pytest.skip("the models were not run")
+    assert RUNS.total() >= len(RUNS) * TestPlain.settings.max_examples
+    runs = ", ".join(f"{count} runs of {name}" for name, count in sorted(RUNS.items()))
+    figures.add(
+        f"state machine (seed {SEED})", runs, "up to 30 steps each with evictions and reopenings, all as the dictionary has it"
+    )

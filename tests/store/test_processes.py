@@ -101,52 +101,6 @@ def test_what_one_process_saves_the_next_restores(path: Path) -> None:
             assert_restores(store.namespace(layout, salt=b"s"), list(range(90)), 77)
 
 
-SAVER = """
-import random
-chance = random.Random(int(sys.argv[2]))
-store = Store.open(path)
-namespaces = [store.namespace(plain_layout()), store.namespace(hybrid_layout()), store.namespace(wide_layout())]
-print("ready", flush=True)
-n = int(sys.argv[2]) * 10000
-while True:
-    which = chance.randrange(3)
-    n += 1
-    tokens = [n, *range(chance.choice([10, 50, 200, 700]))]
-    save(namespaces[which], tokens)
-    print(which, n, len(tokens), flush=True)
-"""
-
-
-def test_a_saver_killed_at_any_instant_loses_nothing_acknowledged(path: Path) -> None:
-    """After kill -9 at random instants the store is sound, has every session that was acknowledged last, and no orphans."""
-
-    chance = random.Random(11)
-    Store.open(path, max_bytes=4 * CAP).close()
-    layouts = [plain_layout(), hybrid_layout(), wide_layout()]
-    for turn in range(20):
-        with child_at(SAVER, path, str(turn)) as process:
-            assert process.stdout is not None
-            lines: list[str] = []
-            reader = threading.Thread(target=lambda out=process.stdout, into=lines: into.extend(out), daemon=True)
-            reader.start()
-            reader.join(chance.uniform(0.02, 0.25))
-            process.kill()
-            reader.join(30)
-        acknowledged = [tuple(map(int, line.split())) for line in lines if line.endswith("\n") and len(line.split()) == 3]
-        with Store.open(path) as store:
-            assert_sound(store)
-            namespaces = [store.namespace(layout) for layout in layouts]
-            for which, n, length in acknowledged[-10:]:
-                assert restored(namespaces[which], [n, *range(length - 1)]) == length
-            if turn == 19:
-                for namespace in namespaces:
-                    save(namespace, [7, 7, 7])
-                    namespace.evict()
-                stats = store.stats()
-                assert (stats.blocks, stats.nodes, stats.payload_bytes) == (0, 0, 0)
-                assert_sound(store)
-
-
 def test_threads_share_a_store(path: Path) -> None:
     """Threads that save, restore and evict in one process at once see whole sessions or none."""
     failures: list[BaseException] = []
