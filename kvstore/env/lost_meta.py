@@ -6,6 +6,7 @@ something: old pages are listed in it, and what is current is not. A pair counts
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -52,16 +53,21 @@ def rebuild_meta(file: DamagedFile, page_bytes: int, leaves: Iterable[int], last
             if free is not None:
                 lists.append(_FreeList(max(int.from_bytes(e.key, "little") for e in entries), tree, free))
     loose: Meta | None = None
-    for tried, found in enumerate(sorted(lists, key=lambda found: -found.newest)):
-        for main in mains:
-            if main.root in found.free or (tried >= _LISTS_TRIED and loose is not None):
-                continue
-            meta = Meta(page_bytes, 0, found.tree, main, last_page, found.newest)
-            consistent, whole = _examined(file, meta, found.free)
-            if consistent and whole:
-                return meta
-            if consistent and tried < _LISTS_TRIED:
-                loose = loose or meta
+    lists.sort(key=lambda found: -found.newest)
+    for tried, (_, group) in enumerate(itertools.groupby(lists, key=lambda found: found.newest)):
+        complete: dict[int, Meta] = {}
+        for found in group:
+            for main in mains:
+                if main.root in found.free or (tried >= _LISTS_TRIED and loose is not None):
+                    continue
+                meta = Meta(page_bytes, 0, found.tree, main, last_page, found.newest)
+                consistent, index_whole = _examined(file, meta, found.free)
+                if consistent and index_whole:
+                    complete[main.root] = meta
+                elif consistent and tried < _LISTS_TRIED:
+                    loose = loose or meta
+        if len(complete) == 1:  # of two one was never committed, and nothing says which
+            return next(iter(complete.values()))
     return loose
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvstore import blocks as table
@@ -72,14 +74,10 @@ def mend(environment: Environment, *, lock_timeout: float, dry_run: bool, progre
         return Mended(problems, left, before, held(txn))
 
 
-def _readable(txn: Reader) -> list[Node]:
-    found = []
+def _readable(txn: Reader) -> Iterator[Node]:
     for key, raw in txn.items(txn.db.nodes):
-        try:
-            found.append(Node.decode(int.from_bytes(key, "big"), raw))
-        except IndexDamaged:
-            continue
-    return found
+        with contextlib.suppress(IndexDamaged):
+            yield Node.decode(int.from_bytes(key, "big"), raw)
 
 
 def _block_tokens(txn: Reader) -> dict[int, int]:
@@ -131,11 +129,7 @@ def held(txn: Reader) -> Held:
     tokens = 0
     parents: set[int] = set()
     found: dict[int, int] = {}
-    for key, raw in txn.items(txn.db.nodes):
-        try:
-            node = Node.decode(int.from_bytes(key, "big"), raw)
-        except IndexDamaged:
-            continue
+    for node in _readable(txn):
         parents.add(node.parent)
         found[node.node] = node.end
         tokens += node.end - node.start

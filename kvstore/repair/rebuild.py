@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kvstore import blocks as table
 from kvstore.blocks import PreparedBlock
-from kvstore.errors import BaseLost, IndexDamaged, StoreFullError
+from kvstore.errors import BaseLost, IndexDamaged
 from kvstore.records.block import BlockHeader
 from kvstore.records.constants import KIND_STATES
 from kvstore.records.node import Checkpoint, Usage, node_key
@@ -19,7 +19,7 @@ from kvstore.scope import NamespaceScope, SaveUnderWay, StoreScope
 
 __all__ = ["Kept", "Rebuild", "Trial", "keep_all"]
 
-_TREES_GROW_BY = 64  # pages that the trees may need besides the blocks of a piece
+_TREES_GROW_BY = 12  # pages that making room sets aside for the trees: up to here a save evicts nothing
 _TRIAL_PIECE = 8 << 20
 
 Progress = Callable[[str, int, int], None]
@@ -118,7 +118,7 @@ class Rebuild(Trial):
             return False
         try:
             grown = publish_piece(scope, piece, durable=False)
-        except (BaseLost, IndexDamaged, StoreFullError):
+        except (BaseLost, IndexDamaged):
             return False
         self._leaf, self._path = grown.leaf, frozenset(grown.path)
         return True

@@ -180,9 +180,7 @@ def _rewrite(
     lock_timeout: float,
     progress: Progress | None,
 ) -> Salvaged:
-    payload = sum(places[0].header.payload_bytes for places in found.blocks.values())
-    records = sum(edge.length for edge in sessions.edges.values())
-    beside = make_beside(home, min(payload + 2 * records, file.size))
+    beside = make_beside(home, min(_needed(found, sessions, store.page_bytes), file.size))
     try:
         environment = open_environment(
             beside,
@@ -217,6 +215,13 @@ def _rewrite(
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return Salvaged(kept, now, _lost(sessions, kept, reader), store.cap, str(moved_to), _notes(file, sessions))
+
+
+def _needed(found: Found, sessions: Sessions, page_bytes: int) -> int:
+    """Bytes that the new file may take: one copy of each block, in whole pages, and the index."""
+    headers = (places[0].header for places in found.blocks.values())
+    pages = sum(-(-(PAGE_HEADER + header.padded_bytes + header.payload_bytes) // page_bytes) for header in headers)
+    return pages * page_bytes + 2 * sum(edge.length for edge in sessions.edges.values())
 
 
 def _lost(sessions: Sessions, kept: Kept, reader: BlockReader) -> Held:

@@ -85,7 +85,7 @@ def examine(path: Path) -> str:
 def test_random_damage(tmp_path: Path) -> None:
     """Each of these ends in a store that verifies to the last byte; most of them lose little."""
     make(tmp_path / "whole")
-    count, step = round(24 * SCALE), 60
+    count, step = round(16 * SCALE), 60
     printed: list[str] = []
     for first in range(0, count, step):
         (tmp_path / "copies").mkdir()

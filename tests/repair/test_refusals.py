@@ -13,7 +13,7 @@ from kvstore import KVStoreError, Store
 from kvstore.errors import FormatVersionError, NotAStoreError, StoreBusyError, StoreFullError, StoreMissingError
 from kvstore.kernel import crc32c
 from tests.repair.damage import zero
-from tests.support import child_at, data_file, plain_layout
+from tests.support import child_at, data_file, plain_layout, run_child
 
 
 def test_open_in_this_process(copy: Path) -> None:
@@ -103,3 +103,21 @@ def test_symbolic_links_are_not_followed(copy: Path) -> None:
     data_file(copy).symlink_to(copy.parent / "elsewhere")
     with pytest.raises(KVStoreError, match="symbolic link"):
         Store.repair(copy)
+
+
+def test_a_disk_that_fills_up(copy: Path) -> None:
+    """Where the new file can't be written to its end, the repair fails by name and the damaged store is left as it is."""
+    zero(copy, 0, 2)
+    before = data_file(copy).read_bytes()
+    code = """
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    try:
+        Store.repair(path)
+    except KVStoreError as error:
+        print(type(error).__name__)
+    """
+    assert run_child(code, copy) in ("StoreFullError", "KVStoreError", "StoreDamagedError")
+    assert data_file(copy).read_bytes() == before
+    assert os.listdir(copy.parent) == ["s"]
+    assert Store.repair(copy).sessions_lost == 0

@@ -217,3 +217,23 @@ def test_checkpoints_are_kept(copy: Path) -> None:
     repaired(copy)
     with Store.open(copy) as store:
         assert checkpoints_on(store.namespace(hybrid_layout()), TURNS[-1]) == before
+
+
+def test_a_full_store(tmp_path: Path) -> None:
+    """A store that was full keeps what fits without evicting anything: the sessions used last, all but the very oldest."""
+    path = tmp_path / "s"
+    layout = wide_layout(4096, 16)
+    sessions = [[n, *range(60)] for n in range(90)]
+    with Store.open(path, max_bytes=CAP) as store:
+        namespace = store.namespace(layout)
+        for tokens in sessions:
+            save(namespace, tokens)
+        before = [n for n, tokens in enumerate(sessions) if namespace.match(tokens) is not None]
+    assert len(before) < 60
+    zero(path, 0, 2)
+    repaired(path)
+    with Store.open(path) as store:
+        namespace = store.namespace(layout)
+        after = [n for n, tokens in enumerate(sessions) if restored_after_all(namespace, tokens) == 61]
+    assert after == before[-len(after) :]
+    assert len(after) >= len(before) - 2
