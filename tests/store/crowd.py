@@ -19,9 +19,10 @@ from kvstore.layout import StateHash
 from kvstore.testing import HashEngine, destination, session_rows, session_states, states_equal
 from tests.support import hybrid_layout, wide_layout
 
-__all__ = ["crowd"]
+__all__ = ["crowd", "fill"]
 
 WIDE, HYBRID = wide_layout(), hybrid_layout()
+_CALLS_AT_LEAST = 10
 # A miss that a store under a tight cap may answer with, and the only ones.
 MISSES = (SpacePinned, StoreFullError, BaseLost)
 
@@ -112,22 +113,37 @@ class _Faults(logging.Handler):
         self._counts[f"miss {names[0]}" if names else f"error {text}"] += 1
 
 
+def fill(store: Store) -> None:
+    """Save what the crowd is going to save, as much of it as there is room for: whoever saves then has to evict."""
+    chance = random.Random(0)
+    for _ in range(60):
+        tokens = _session(chance, 350)
+        store.namespace(WIDE).save(tokens, _rows(WIDE, tuple(tokens)))
+
+
 def _work(path: str, place: int, seed: int, seconds: float) -> Counter[str]:
     chance, counts = random.Random(f"{seed} {place}"), Counter[str]()
     logging.getLogger("kvstore").addHandler(_Faults(counts))
-    until = time.monotonic() + seconds
+    started, calls = time.monotonic(), 0
+
+    def goes_on() -> bool:  # on a machine that is busy with other things each does something nevertheless
+        nonlocal calls
+        calls += 1
+        return calls <= _CALLS_AT_LEAST or time.monotonic() < started + seconds
+
     with Store.open(path) as store:
         if place % 2:
-            while time.monotonic() < until:
+            while goes_on():
                 _use_namespaces(store, chance, counts)
         else:
             engine = HashEngine(HYBRID)
             with SessionTier(store, engine, salt=b"served") as tier:
-                while time.monotonic() < until:
+                while goes_on():
                     _use_tier(tier, engine, chance, counts)
                 tier.flush()
                 counts["cascades"] = tier.stats.saved
                 assert tier.stats.fallbacks == 0
+        counts["sessions' ends evicted"] = store.stats().counters.evicted_nodes
     return counts
 
 
