@@ -111,8 +111,12 @@ class Doubt(Protocol):
     """Whether what isn't found may be there all the same, since something of the file could not be read."""
 
     @property
+    def lost(self) -> int:
+        """How many pages of the index could not be read."""
+
+    @property
     def met(self) -> bool:
-        """Whether it is so."""
+        """Whether there were any, or the file has been cut off."""
 
     def error(self) -> StoreDamagedError:
         """The error that says why."""
@@ -179,7 +183,7 @@ class Reader:
         """
         with self._explained():
             yield from _items(self._txn, database, start, keys_only)
-        if self._doubt is not None and self._doubt.met:
+        if self._doubt is not None and self._doubt.lost:
             raise self._doubt.error()
 
     def last_key(self, database: Any) -> bytes:

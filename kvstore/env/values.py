@@ -46,6 +46,9 @@ class ValuePages:
         A bad sector at its beginning is written anew: disks put another in the place of one that is written to. That takes
         nothing from anybody, since it could not be read.
 
+        Not only a precaution: what is not cached is a small read here, where a fault in LMDB's map brings 8 MiB along. Evicting 108
+        blocks of 4 MiB took 0.04 to 0.15 s, not 0.7 to 1.7; 2,400 of 64 KiB, side by side, 0.7 to 1.9 s, not 0.6 to 0.9.
+
         Parameters
         ----------
         payload, pages : int
