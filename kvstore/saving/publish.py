@@ -105,11 +105,13 @@ def publish_piece(
         evicted.append(scope.store.make_room(txn, table.pages_to_put(txn, piece.blocks, scope.geometry), keep))
         root = scope.ensure_root(txn)  # making room may have taken the namespace's last session, and the root with it
         scope.store.mark_damaged(txn)  # merging may have found damage; what is put now heals it
+        _begin_or_end(scope, txn, piece)
         grown = grow(txn, root, piece.prompt, piece.rows, scope.limit, scope.store.bad(txn))
         nodes.touch(txn, grown.leaf, nodes.now())
         if piece.states is not None:
             _put_states(txn, root, piece, piece.states, grown)
-        _note(scope, txn, piece, grown)
+        elif piece.more:
+            unfinished.note(txn, piece.save.save_id, grown.leaf, 0, this_process())
         if before_commit is not None:
             before_commit()
         return grown
@@ -138,18 +140,17 @@ def _merge(scope: NamespaceScope, txn: Writer, piece: Piece, path: Path, bad: fr
             piece.rows[base // size] = merged
 
 
-def _note(scope: NamespaceScope, txn: Writer, piece: Piece, grown: Grown) -> None:
-    """Note in the store that the save goes on, or that it doesn't any more."""
+def _begin_or_end(scope: NamespaceScope, txn: Writer, piece: Piece) -> None:
+    """Give a save that goes on its number, or take back the note of one that doesn't any more.
+
+    Before blocks are put: the page of the index that this changes then lies in front of them, and they in one run.
+    """
     save = piece.save
-    if not piece.more:
-        if save.save_id:
-            unfinished.end(txn, save.save_id)
-        return
-    if not save.save_id:
-        save.save_id = nodes.new_save_id(txn)
-    scope.store.saves.begin(save)
-    if piece.states is None:
-        unfinished.note(txn, save.save_id, grown.leaf, 0, this_process())
+    if piece.more:
+        save.save_id = save.save_id or nodes.new_save_id(txn)
+        scope.store.saves.begin(save)
+    elif save.save_id:
+        unfinished.end(txn, save.save_id)
 
 
 def _put_states(txn: Writer, root: int, piece: Piece, states: StatesPiece, grown: Grown) -> None:

@@ -298,7 +298,7 @@ with Store.open(path, max_bytes=CAP) as store:
     os.truncate(data_file(path), max(offsets) - 4080 + int(sys.argv[2]))
     print(16 * last)
     with namespace.lease(list(range(967))) as lease:
-        print(lease.length, store.stats().counters.damaged_blocks)
+        print(lease.length, store._scope.counters.damaged_blocks)
     sys.stdout.flush()
     os._exit(0)
 """
