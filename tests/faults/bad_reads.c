@@ -2,7 +2,7 @@
  * Stands in front of the system's reading calls in a child process (LD_PRELOAD) and fails some of them, for files named
  * data.mdb only. Told by the environment, once:
  *   BAD_FROM, BAD_TO  reads that touch these bytes of the file fail with EIO, as a bad sector makes them
- *   RENEWED=yes       a write over those bytes succeeds and makes them good; =no: it fails with EIO
+ *   RENEWED=yes       a write over those bytes succeeds and makes them good, until BAD_FROM is taken back; =no: it fails with EIO
  *   NO_DIRECT=open    files can't be opened with O_DIRECT; =read: they can, but reads fail with EINVAL
  *   ALL_CACHED=1      the page cache is said to have every page; =0: none
  */
@@ -39,6 +39,7 @@ static int is_bad(int fd, off_t offset, size_t length) {
     const char *from = getenv("BAD_FROM"), *to = getenv("BAD_TO"), *direct = getenv("NO_DIRECT");
     int saved = errno, error = 0;
     if (is_data(fd)) {
+        if (!from) renewed = 0;
         if (!renewed && from && to && offset < atoll(to) && (long long)(offset + (off_t)length) > atoll(from)) error = EIO;
         if (direct && !strcmp(direct, "read") && (fcntl(fd, F_GETFL) & O_DIRECT)) error = EINVAL;
     }

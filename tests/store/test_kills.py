@@ -24,7 +24,7 @@ ROOMY, TIGHT = 96 << 20, 12 << 20
 ROUNDS_A_STORE = 2
 SAID = {"saved", "refused", "served", "read", "locked", "leased"}
 # Until whoever writes next clears what dead savers have left half written, such checkpoints are counted and not refused.
-HALF_WRITTEN_ALLOWED = True
+HALF_WRITTEN_ALLOWED = False
 
 # Forks the children, which so begin with everything imported and nothing opened; kills them and says how they ended.
 NURSERY = """
