@@ -6,12 +6,15 @@ import io
 from typing import Any
 
 from benches.harness import Plot
+from benches.report.numbers import number
 
 __all__ = ["MissingLibrary", "draw"]
 
-# told apart by those who can't tell red from green; grey stays for what is compared with
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
+# told apart by those who can't tell red from green
+_OWN = "#0072b2"
+_COLOURS = ("#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
 _MARKS = "osD^vPX*"
+_TICKS = 10
 _INCHES, _DPI = (7.2, 3.9), 100
 
 
@@ -55,31 +58,43 @@ def draw(plot: Plot) -> bytes:
     return made.getvalue()
 
 
+def _colours(plot: Plot) -> list[str]:
+    """A colour for each line; kvstore's is the same in all plots."""
+    others = iter(range(len(plot.lines)))
+    return [_OWN if name.startswith("kvstore") else _COLOURS[next(others) % len(_COLOURS)] for name in plot.lines]
+
+
 def _lines(axes: Any, plot: Plot) -> None:
-    if plot.log_x:
-        axes.set_xscale("log")
-    for place, (name, points) in enumerate(plot.lines.items()):
+    for place, ((name, points), colour) in enumerate(zip(plot.lines.items(), _colours(plot), strict=True)):
         axes.plot(
             [x for x, _ in points],
             [y for _, y in points],
             label=name,
-            color=_COLOURS[place % len(_COLOURS)],
+            color=colour,
             marker=_MARKS[place % len(_MARKS)] if len(points) <= 40 else None,
             markersize=4,
             linewidth=1.4,
         )
+    values = sorted({x for points in plot.lines.values() for x, _ in points})
+    if plot.log_x:
+        axes.set_xscale("log")
+    if values and len(values) <= _TICKS:
+        axes.set_xticks(values, [number(int(x) if x == int(x) else x) for x in values])
+        axes.minorticks_off()
+    elif all(x == int(x) for x in values) and not plot.log_x:
+        axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def _bars(axes: Any, plot: Plot) -> None:
     count = max(len(plot.lines), 1)
     width = 0.8 / count
-    for place, (name, points) in enumerate(plot.lines.items()):
+    for place, ((name, points), colour) in enumerate(zip(plot.lines.items(), _colours(plot), strict=True)):
         axes.bar(
             [x + (place - (count - 1) / 2) * width for x, _ in points],
             [y for _, y in points],
             width,
             label=name,
-            color=_COLOURS[place % len(_COLOURS)],
+            color=colour,
         )
     names = plot.groups or tuple(str(x) for x in sorted({x for points in plot.lines.values() for x, _ in points}))
     long = any(len(name) > 12 for name in names) or len(names) > 8
