@@ -57,11 +57,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _chosen(names: Sequence[str]) -> list[Bench]:
-    if "all" in names:
-        return list(BENCHES.values())
-    unknown = [name for name in names if name not in BENCHES]
+    unknown = [name for name in names if name not in BENCHES and name != "all"]
     if unknown:
         raise _UsageError(f"there is no benchmark {', '.join(map(repr, unknown))}; there are {', '.join(BENCHES)}, and all")
+    if "all" in names:
+        return [bench for bench in BENCHES.values() if not bench.apart or bench.name in names]
     return [BENCHES[name] for name in dict.fromkeys(names)]
 
 
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "list":
                 width = max(map(len, BENCHES))
                 for bench in BENCHES.values():
-                    print(f"{bench.name:{width}}  {bench.title}")
+                    print(f"{bench.name:{width}}  {bench.title}" + (" (not part of all)" if bench.apart else ""))
                 return 0
             case "report":
                 for line in write_report(options.results, options.out, options.notes, options.readme, options.demo):

@@ -194,6 +194,8 @@ class Bench:
         Measures it.
     method : str
         How it is measured, for the report: what is done, what it is compared with and how that is set up.
+    apart : bool
+        Not part of `all`, since what it needs has to be set up first, or it takes long: run by its name only.
     """
 
     name: str
@@ -201,6 +203,7 @@ class Bench:
     needs: Callable[[Size], Needs]
     run: Callable[[Context], Outcome]
     method: str = ""
+    apart: bool = False
 
 
 def median(values: Sequence[float]) -> float:

@@ -21,6 +21,7 @@ __all__ = ["Ended", "Screen", "run"]
 
 _TICK = 1.0  # seconds between two looks at the clock where the child says nothing
 _GRACE = 10.0  # seconds for an interrupted child to end what it started
+_MARK = "KVSTORE_BENCH_RUN"  # in the environment of a workload and of all that it starts
 _TAIL = 12  # lines of what it printed
 
 
@@ -50,8 +51,10 @@ class Ended:
         Where, if it could still say.
     printed : list of str
         The end of what it printed, if it broke off.
+    done : bool
+        Whether it came to its end.
     interrupted : bool
-        Whether that was by this process, on Ctrl-C.
+        Whether it broke off by this process, on Ctrl-C.
     """
 
     outcome: dict[str, Any] = field(default_factory=lambda: results.encode(Outcome()))
@@ -59,6 +62,7 @@ class Ended:
     failure: str | None = None
     traceback: str | None = None
     printed: list[str] = field(default_factory=list)
+    done: bool = False
     interrupted: bool = False
 
 
@@ -68,7 +72,6 @@ class _Listener:
     def __init__(self, process: subprocess.Popen[bytes], fd: int, screen: Screen, ended: Ended) -> None:
         self._process, self._fd, self._screen, self._ended = process, fd, screen, ended
         self._rest = b""
-        self.done = False
         os.set_blocking(fd, False)
         self._gone = os.pidfd_open(process.pid)
         self._selector = selectors.DefaultSelector()
@@ -114,33 +117,34 @@ class _Listener:
             case "outcome":
                 self._ended.outcome = what
             case "done":
-                self.done = True
+                self._ended.done = True
             case "failure":
                 self._ended.failure = what
             case "traceback":
                 self._ended.traceback = what
 
 
-def _family(pid: int) -> set[int]:
-    """The processes that descend from a process or are in the session that it leads; without itself."""
-    parents: dict[int, int] = {}
-    found: set[int] = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                parents[int(entry.name)] = int(fields[1])
-                if int(fields[3]) == pid:
-                    found.add(int(entry.name))
-    while more := {child for child, parent in parents.items() if parent in found | {pid}} - found:
-        found |= more
-    return found - {pid}
+def _kill_family(mark: bytes) -> None:
+    """Kill what has a mark in its environment, as all have that a marked process started, and again what came meanwhile.
+
+    Neither parents nor sessions tell: whoever is left over by a process that died belongs to init.
+    """
+    seen: set[int] = set()
+    while found := {pid for pid in _pids() if pid not in seen and mark in _environment(pid)}:
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        seen |= found
 
 
-def _kill(pids: set[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _environment(pid: int) -> list[bytes]:
+    with contextlib.suppress(OSError):  # gone, or somebody else's
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return []
 
 
 def _why(status: int) -> str:
@@ -155,6 +159,16 @@ def _why(status: int) -> str:
     return f"its process crashed, or was ended from outside: {name}{hint}"
 
 
+def _listen(listener: _Listener, process: subprocess.Popen[bytes], ended: Ended) -> None:
+    try:
+        listener.until_gone()
+    except KeyboardInterrupt:
+        ended.interrupted = True
+        with contextlib.suppress(KeyboardInterrupt):
+            process.send_signal(signal.SIGINT)
+            listener.until_gone(time.monotonic() + _GRACE)
+
+
 def run(name: str, size: Size, scratch: Path, trace: Path | None, screen: Screen) -> Ended:
     """Run a workload in a child process, and come back when that is gone with everything that it started.
 
@@ -164,6 +178,7 @@ def run(name: str, size: Size, scratch: Path, trace: Path | None, screen: Screen
     ended = Ended()
     reading, writing = os.pipe()
     log = scratch.with_suffix(".log")
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
     try:
         request = Request(name, size, str(scratch), None if trace is None else str(trace), writing, os.getpid())
         with log.open("wb") as output:
@@ -173,28 +188,21 @@ def run(name: str, size: Size, scratch: Path, trace: Path | None, screen: Screen
                 stdout=output,
                 stderr=output,
                 pass_fds=(writing,),
-                start_new_session=True,
+                start_new_session=True,  # a terminal's Ctrl-C is for this process, which passes it on
+                env={**os.environ, _MARK: mark},
             )
-        os.close(writing)
-        writing = -1
-        listener = _Listener(process, reading, screen, ended)
-        family: set[int] = set()
         try:
-            listener.until_gone()
-        except KeyboardInterrupt:
-            ended.interrupted = True
-            with contextlib.suppress(KeyboardInterrupt):
-                process.send_signal(signal.SIGINT)
-                listener.until_gone(time.monotonic() + _GRACE)
+            os.close(writing)
+            writing = -1
+            with contextlib.closing(_Listener(process, reading, screen, ended)) as listener:
+                _listen(listener, process, ended)
         finally:
-            family = _family(process.pid)
             process.kill()
             status = process.wait()
-            _kill(family | _family(process.pid))
-            listener.close()
+            _kill_family(f"{_MARK}={mark}".encode())
         if ended.interrupted:
             ended.failure = "interrupted"
-        elif not listener.done:
+        elif not ended.done:
             ended.failure = ended.failure or _why(status)
         if ended.failure is not None:
             ended.printed = log.read_text(errors="replace").splitlines()[-_TAIL:]

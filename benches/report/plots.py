@@ -78,7 +78,8 @@ def _lines(axes: Any, plot: Plot) -> None:
     values = sorted({x for points in plot.lines.values() for x, _ in points})
     if plot.log_x:
         axes.set_xscale("log")
-    if values and len(values) <= _TICKS:
+    evenly = values == [values[0] + place for place in range(len(values))] if values else False
+    if len(values) <= _TICKS and (evenly or (values and plot.log_x)):
         axes.set_xticks(values, [number(int(x) if x == int(x) else x) for x in values])
         axes.minorticks_off()
     elif all(x == int(x) for x in values) and not plot.log_x:
