@@ -71,8 +71,9 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     size: Size = options.size or ("quick" if options.quick else "full")
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _stop)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _stop)
     chosen = _chosen(options.names)
     if options.trace is not None and not options.trace.is_file():
         raise _UsageError(f"there is no file {options.trace} to replay; name one with --trace, or unset KVSTORE_TRACE")

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from benches import results
-from benches.harness import Context, Outcome, Seconds, Size
+from benches.harness import Context, Outcome, Seconds, Size, Unavailable
 from benches.workloads import BENCHES
 
 __all__ = ["Request"]
@@ -104,6 +104,9 @@ def _main(text: str) -> int:
         outcome = BENCHES[request.name].run(context)
         channel.send("outcome", results.encode(outcome))
         channel.send("done", True)
+    except Unavailable as error:
+        channel.send("unavailable", str(error))
+        return 1
     except BaseException as error:
         channel.send("outcome", results.encode(outcome))
         channel.send("failure", "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}")

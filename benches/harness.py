@@ -22,6 +22,7 @@ __all__ = [
     "Size",
     "Table",
     "Target",
+    "Unavailable",
     "median",
     "pairs",
     "quantile",
@@ -32,6 +33,10 @@ SIZES: tuple[Size, ...] = ("full", "quick", "smallest")
 """The largest first."""
 Seconds = dict[str, list[float]]
 """What each side of a comparison took, round by round."""
+
+
+class Unavailable(Exception):
+    """What a workload needs isn't there on this machine; the message says what, and how to get it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +84,9 @@ class Table:
     title : str
         What it shows.
     columns : tuple of str
-        Heads, each with its unit. Every table has one with the ratio to the limit or to what it is compared with; the word
-        "ratio" is in its head, by which the report knows it (and shows how far it went apart over several runs).
+        Heads, each with its unit. Every table of figures has one with the ratio to the limit or to what it is compared with. By
+        the word "ratio" in it, or "times" or "of" at its beginning or behind a comma ("of plain writes", "p99, of one alone"),
+        the report knows it, and shows how far it went apart over several runs.
     rows : tuple of tuples
         A cell for each column. Numbers are rounded when they are shown; None is a figure that there is not; true and false
         are shown as yes and no, and no in bold.

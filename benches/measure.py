@@ -129,6 +129,6 @@ class Measurements:
         if ended.interrupted:
             raise KeyboardInterrupt
         if ended.failure is not None:
-            for line in ended.traceback.splitlines() if ended.traceback else ended.printed:
+            for line in ended.printed if ended.traceback is None else ended.traceback.splitlines():
                 print(f"  | {line}", file=sys.stderr)
-            self._failed(bench, f"broke off: {ended.failure}")
+            self._failed(bench, f"{'broke off' if ended.available else 'not run'}: {ended.failure}")

@@ -51,6 +51,8 @@ class Ended:
         Where, if it could still say.
     printed : list of str
         The end of what it printed, if it broke off.
+    available : bool
+        False where it could not start, since something that it needs isn't on this machine.
     done : bool
         Whether it came to its end.
     interrupted : bool
@@ -62,6 +64,7 @@ class Ended:
     failure: str | None = None
     traceback: str | None = None
     printed: list[str] = field(default_factory=list)
+    available: bool = True
     done: bool = False
     interrupted: bool = False
 
@@ -120,6 +123,8 @@ class _Listener:
                 self._ended.done = True
             case "failure":
                 self._ended.failure = what
+            case "unavailable":
+                self._ended.failure, self._ended.available = what, False
             case "traceback":
                 self._ended.traceback = what
 

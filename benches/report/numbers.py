@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from benches.harness import Cell
 
@@ -11,7 +12,7 @@ __all__ = ["cell", "is_ratio", "number", "ratio", "spread"]
 
 def is_ratio(head: str) -> bool:
     """Whether a column is one of ratios, by its head."""
-    return "ratio" in head.lower()
+    return re.search(r"\bratios?\b|(^|, )(of|times) ", head.lower()) is not None
 
 
 def number(value: float) -> str:

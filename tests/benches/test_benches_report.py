@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benches.__main__ import main
-from benches.report.numbers import cell, number, ratio
+from benches.report.numbers import cell, is_ratio, number, ratio
 from benches.results import VERSION
 from benches.workloads import BENCHES
 from tests.support import ROOT
@@ -290,8 +290,25 @@ def test_numbers_are_rounded_by_their_size(value: float, shown: str) -> None:
     assert number(value) == shown
 
 
+@pytest.mark.parametrize(
+    ("head", "is_one"),
+    [
+        ("ratio to plain writes", True),
+        ("of plain writes", True),
+        ("p99, of one alone", True),
+        ("times kvstore's", True),
+        ("times, ms", False),
+        ("GB/s", False),
+        ("samples of it", False),
+    ],
+)
+def test_columns_of_ratios_are_known(head: str, is_one: bool) -> None:
+    """A column is one of ratios by its head."""
+    assert is_ratio(head) == is_one
+
+
 def test_ratios_and_truths() -> None:
-    """A ratio has two places; a column is one of ratios by its head."""
+    """A ratio has two places, whole numbers none."""
     assert [ratio(x) for x in (1.005, 12.345, 104.6, 0.0123)] == ["1.00", "12.3", "105", "0.0123"]
     assert cell(1.23456, "ratio to plain") == "1.23"
     assert cell(1.23456, "ms") == "1.23"

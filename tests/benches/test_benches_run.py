@@ -12,6 +12,7 @@ import pytest
 
 from benches.__main__ import main
 from benches.harness import Target, quantile
+from benches.report.numbers import is_ratio
 from benches.workloads import BENCHES
 
 Capture = pytest.CaptureFixture[str]
@@ -46,7 +47,8 @@ def test_benchmark_runs(name: str, tmp_path: Path, kept: Path, capsys: Capture) 
     assert f"\n## {name}\n" in text
     for table in record["tables"]:
         assert f"**{table['title']}**" in text
-        assert any("ratio" in head.lower() for head in table["columns"]), f"{table['title']} compares nothing"
+        figures = any(isinstance(value, float) for row in table["rows"] for value in row)
+        assert not figures or any(map(is_ratio, table["columns"])), f"{table['title']} compares nothing"
     for plot in record["plots"]:
         assert (tmp_path / "page" / f"{name}-{plot['name']}.png").exists()
     path.rename(kept / path.name)
@@ -92,7 +94,7 @@ def test_unwritable_directory_is_refused(tmp_path: Path, capsys: Capture) -> Non
     assert "--dir" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupt_leaves_no_scratch(number: int, tmp_path: Path) -> None:
     """Ctrl-C in the middle: a message, status 130, the scratch directory gone."""
     command = [sys.executable, "-m", "benches", "run", "match", "--quick", "--dir", str(tmp_path), "--results", str(tmp_path / "r")]
