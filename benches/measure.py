@@ -116,7 +116,8 @@ class Measurements:
             measured=ended.measured,
             trace=ended.traceback,
         )
-        print("\n".join(results.describe(results.decode(ended.outcome), self.size)), flush=True)
+        for line in results.describe(results.decode(ended.outcome), self.size):
+            print(line, flush=True)
         kept = ended.failure is None or ended.measured or ended.outcome["figures"] or ended.outcome["tables"]
         if kept:
             try:

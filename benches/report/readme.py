@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,7 @@ def _measured(all_shown: Showns) -> str:
     elsewhere = [
         _Source(shown.run.machine, {"cold": shown})
         for shown in all_shown["cold"]
-        if shown.run.size == "full" and shown.run.machine != s.machine and shown.run.machine.processor == s.machine.processor
+        if shown.run.size == "full" and shown.run.failure is None and _other_disk(shown.run.machine, s.machine)
     ]
     rows = [
         *_match(s),
@@ -178,6 +178,13 @@ def _measured(all_shown: Showns) -> str:
         f"[docs/benchmarks.md](docs/benchmarks.md) has more.{doubts}"
     )
     return text + "\n\n" + _table(("what", "measured", "against"), ("---", "---", "---"), rows)
+
+
+def _other_disk(one: Machine, other: Machine) -> bool:
+    """Whether two machines are one with two disks."""
+    return (one.device, one.file_system) != (other.device, other.file_system) and (
+        replace(one, device=other.device, file_system=other.file_system) == other
+    )
 
 
 def _table(heads: Sequence[str], sides: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

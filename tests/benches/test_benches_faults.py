@@ -167,10 +167,11 @@ def test_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     with running(tmp_path, "kernel", first=modules) as process:
         until_said(process, "scatter: 1 of 2")
         started, child = int(helper.read_text()), child_of(process)
+        status = Path(f"/proc/{child}/status")
         os.kill(child, signal.SIGSTOP)
+        until(lambda: "State:\tT" in status.read_text())
         process.send_signal(signal.SIGINT)
-        pending = Path(f"/proc/{child}/status")
-        until(lambda: bool(int(pending.read_text().split("ShdPnd:\t")[1].split()[0], 16) & 1 << signal.SIGINT - 1))
+        until(lambda: bool(int(status.read_text().split("ShdPnd:\t")[1].split()[0], 16) & 1 << signal.SIGINT - 1))
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=_PATIENCE)
     assert process.returncode == 130
@@ -226,6 +227,15 @@ def test_unwritable_results_are_refused(tmp_path: Path, capsys: Capture) -> None
     assert main(["run", "memory", "--dir", str(tmp_path), "--results", str(tmp_path / "file")]) == 2
     assert "--results" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_results_that_can_not_be_written_any_more(tmp_path: Path, capsys: Capture) -> None:
+    """Where the directory of the results went away meanwhile, the figures are still printed, and it is said."""
+    (tmp_path / "results").write_text("")
+    measurements = Measurements("smallest", tmp_path, tmp_path / "results", Machine.look(tmp_path))
+    measurements.run([BENCHES["memory"]])
+    assert "can't be written to any more" in measurements.failed["memory"]
+    assert "MiB above the caller's arrays" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [["--size", "vast"], ["--trace", "/nowhere"]])

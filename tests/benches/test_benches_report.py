@@ -314,3 +314,47 @@ def test_ratios_and_truths() -> None:
     assert cell(1.23456, "ms") == "1.23"
     assert cell(0.123456, "ms") == "0.123"
     assert cell(7, "tokens") == "7"
+
+
+def demo(path: Path, *, ok: bool = True, length: int = 3000) -> Path:
+    """Write a result of the demo."""
+    turn = {"prompt": "lighthouse", "tokens": 3036, "reused": 3000, "read": 36, "ttft_cold": 14.06, "ttft_promoted": 0.65}
+    equal = {"ratio": 21.6, "answer_equal": True, "state_equal": True, "logits_equal": True}
+    rows = [
+        {**turn, **equal, "turn": 1, "ttft_promoted": None},
+        {**turn, **equal, "turn": 2},
+        {**turn, **equal, "turn": 3, "read": 41},
+    ]
+    figures = {"restore_seconds_mean": 0.0181, "stored_bytes": 200e6, "separate_bytes": 217e6, "rewritten_every_turn_bytes": 849e6}
+    record = {
+        "ok": ok,
+        "machine": {"model": "a model"},
+        "length": length,
+        "token_bytes": 23040,
+        "rows": rows,
+        "figures": figures,
+        "control": {"reused": 1664},
+    }
+    path.write_text(json.dumps(record))
+    return path
+
+
+def test_demo_in_the_readme(tmp_path: Path, capsys: Capture) -> None:
+    """Its turns are a table, a longer demo is a sentence; one that failed changes nothing."""
+    result(tmp_path / "r", "2030-01-02T00:00:00", 3.0)
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- demo:begin -->\nold\n<!-- demo:end -->\nafter\n")
+    demos = [str(demo(tmp_path / "demo.json")), str(demo(tmp_path / "long.json", length=7600))]
+    report(tmp_path, "--readme", str(readme), "--demo", *demos)
+    text = readme.read_text()
+    assert text.startswith("before\n<!-- demo:begin -->\n`make demo`: a model (23,040 bytes of KV a token)")
+    assert "| lighthouse | 2 | 3,036 | 3,000 | 36 | 14.06 | 0.65 | 22x | yes |" in text
+    assert "| lighthouse | 1 |" not in text
+    assert "reading the 36 to 41 new tokens" in text
+    assert "takes 18 ms" in text
+    assert "With prompts of 7,600 tokens (`--length 7600`): 0.7 s against 14 s, 22x, all equal." in text
+    assert "went back to 1,664 tokens" in text
+    assert text.endswith("<!-- demo:end -->\nafter\n")
+    report(tmp_path, "--readme", str(readme), "--demo", str(demo(tmp_path / "demo.json", ok=False)))
+    assert "was not carried out as it must be" in capsys.readouterr().out
+    assert readme.read_text() == text

@@ -58,8 +58,12 @@ def test_report_of_all(kept: Path, tmp_path: Path, capsys: Capture) -> None:
     """One page shows all results; if they were of the full size, the README's region would come out of them."""
     if len(list(kept.iterdir())) < len(BENCHES):
         pytest.skip("the tests above, which leave the results, did not all run")
-    for path in kept.iterdir():
+    for path in list(kept.iterdir()):
         path.write_text(path.read_text().replace('"size": "smallest"', '"size": "full"', 1))
+        if path.name.startswith("cold-"):
+            record = json.loads(path.read_text())
+            record["machine"]["device"] = "another disk"
+            (kept / f"elsewhere-{path.name}").write_text(json.dumps(record))
     readme = tmp_path / "README.md"
     readme.write_text("<!-- measured:begin -->\n<!-- measured:end -->\n<!-- demo:begin -->\n<!-- demo:end -->\n")
     out = ["--out", str(tmp_path / "page.md"), "--readme", str(readme)]
@@ -69,6 +73,7 @@ def test_report_of_all(kept: Path, tmp_path: Path, capsys: Capture) -> None:
     text = readme.read_text()
     assert "of the same as a new session, durable" in text
     assert "\n| the same, cold |" in text
+    assert " on another disk | " in text
 
 
 def test_list_names_all(capsys: Capture) -> None:
