@@ -37,7 +37,7 @@ def doubts_before(machine: Machine, disk: Path, memory: int, space: int = 0, *, 
             "figures from the page cache may come from the disk"
         )
     if machine.file_system in MEMORY_FILE_SYSTEMS:
-        doubts.append(f"{disk} is on {machine.file_system}: nothing is written to a disk, and the files take memory")
+        doubts.append(f"the scratch directory is on {machine.file_system}: nothing is written to a disk, and the files take memory")
     room = os.statvfs(disk)
     left = (room.f_bavail * room.f_frsize - space) / max(room.f_blocks * room.f_frsize, 1)
     if left < _FULL:

@@ -168,12 +168,18 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequenc
 
 def _measured(target: Target, shown: Shown) -> str:
     values = [t.value for run in shown.same for t in run.outcome.targets if t.name == target.name]
-    text = ratio(target.value)
+    text = _value(target.value)
+    if target.value != target.limit and text in (_value(target.limit), ratio(target.limit)):
+        text = f"{target.value:.6g}"  # or nobody would see why it was missed
     return f"{text} ({spread(values)} in {len(values)} runs)" if len(values) > 1 else text
 
 
 def _limit(target: Target) -> str:
-    return f"{'at most' if target.at_most else 'at least'} {ratio(target.limit)}"
+    return f"{'at most' if target.at_most else 'at least'} {_value(target.limit)}"
+
+
+def _value(value: float) -> str:
+    return f"{value:,.0f}" if value == round(value) else ratio(value)
 
 
 def _verdict(target: Target, run: Run) -> str:

@@ -78,7 +78,7 @@ def test_page_of_one_run(tmp_path: Path) -> None:
     text = report(tmp_path)
     assert "| **A** | a processor | 4 | 8.0 GiB | ext4 | disk | 6.1 | 3.12 | kvstore 1.0 |" in text
     assert "Machine A, size `full`, 2030-01-02 03:04, 3 s, kvstore 1.0 (aaaa)." in text
-    assert "| [memory](#memory) | a target | 1.23 | at least 1.00 | met, with doubts |" in text
+    assert "| [memory](#memory) | a target | 1.23 | at least 1 | met, with doubts |" in text
     assert "> **Doubt**: somebody sneezed." in text
     assert BENCHES["memory"].method in text
     assert "| one \\| side | 1,235 | 1.23 | yes |" in text
@@ -95,8 +95,14 @@ def test_missed_target_and_not_ahead_are_plain(tmp_path: Path) -> None:
     """What was missed, and where something else was faster, stands out."""
     result(tmp_path / "r", "2030-01-02T03:04:05", 0.5)
     text = report(tmp_path)
-    assert "| a target | 0.50 | at least 1.00 | **missed** |" in text
+    assert "| a target | 0.50 | at least 1 | **missed** |" in text
     assert "| 0.50 | **no** |" in text
+
+
+def test_narrow_miss_can_be_seen(tmp_path: Path) -> None:
+    """A figure that would be rounded to its limit has more digits."""
+    result(tmp_path / "r", "2030-01-02T03:04:05", 0.9996)
+    assert "| a target | 0.9996 | at least 1 | **missed** |" in report(tmp_path)
 
 
 def test_runs_of_the_same_code_show_their_spread(tmp_path: Path) -> None:
@@ -104,7 +110,7 @@ def test_runs_of_the_same_code_show_their_spread(tmp_path: Path) -> None:
     for day, (value, source) in enumerate([(9.0, "old"), (2.0, "aaaa"), (1.5, "aaaa"), (1.75, "aaaa")], 1):
         result(tmp_path / "r", f"2030-01-0{day}T00:00:00", value, machine={"source": source})
     text = report(tmp_path)
-    assert "| a target | 1.75 (1.50 to 2.00 in 3 runs) | at least 1.00 | met |" in text
+    assert "| a target | 1.75 (1.50 to 2.00 in 3 runs) | at least 1 | met |" in text
     assert "| 1.75 (1.50 to 2.00) | yes |" in text
     assert "the newest of 3 runs, the earliest of 2030-01-02 00:00; 1 more of other code is not shown." in text
 
@@ -116,7 +122,7 @@ def test_machines_and_versions_are_kept_apart(tmp_path: Path) -> None:
     text = report(tmp_path)
     assert "### memory on A" in text
     assert "### memory on B" in text
-    assert "| [memory](#memory) on B | a target | 2.00 |" in text
+    assert "| [memory](#memory) on B | a target | 2 |" in text
     assert "memory-p-a.png" in text
     assert (tmp_path / "docs" / "page" / "memory-p-b.png").exists()
 
