@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -179,7 +180,7 @@ def _limit(target: Target) -> str:
 
 
 def _value(value: float) -> str:
-    return f"{value:,.0f}" if value == round(value) else ratio(value)
+    return f"{value:,.0f}" if math.isfinite(value) and value == round(value) else ratio(value)
 
 
 def _verdict(target: Target, run: Run) -> str:

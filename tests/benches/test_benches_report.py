@@ -157,6 +157,15 @@ def test_run_that_broke_off(tmp_path: Path) -> None:
     assert "**Broke off" not in text
 
 
+def test_machine_with_broken_runs_only_is_shown(tmp_path: Path) -> None:
+    """A machine on which it always broke off is not left out for one on which it didn't."""
+    result(tmp_path / "r", "2030-01-01T00:00:00", 2.0)
+    result(tmp_path / "r", "2030-01-02T00:00:00", 3.0, machine={"kernel": "7"}, complete=False, failure="it fell")
+    text = report(tmp_path)
+    assert "### memory on B" in text
+    assert "> **Broke off: it fell.**" in text
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [
