@@ -17,6 +17,9 @@ _Figures = dict[str, Any]
 Showns = Mapping[str, Sequence[Shown]]
 
 
+_DEMO_TOKENS = 3000  # what a prompt of the demo has, unless it is a quick one
+
+
 class _Missing(Exception):
     """What a region needs is not there."""
 
@@ -208,6 +211,8 @@ def _demo(paths: Sequence[Path]) -> str:
             raise _Missing(f"{path} can't be read: {error}") from error
         if not record.get("ok"):
             raise _Missing(f"the demo of {path} was not carried out as it must be")
+        if record["length"] < _DEMO_TOKENS:
+            raise _Missing(f"the demo of {path} had prompts of {record['length']:,} tokens only; run it without --quick")
         records.append(record)
     first = records[0]
     f, control = first["figures"], first["control"]
@@ -243,10 +248,10 @@ def _demo(paths: Sequence[Path]) -> str:
         f"{_range([row['ratio'] for row in _promoted(record)], '.0f')}x, all equal."
         for record in records[1:]
     )
-    model = first["machine"]["model"]
+    on = first["machine"]
     return (
-        f"`make demo`: {model} ({first['token_bytes']:,} bytes of KV a token), three sessions that begin alike, each server "
-        "process a new one.\nSeconds to the first token:\n\n"
+        f"`make demo` on {on['cores']} cores of {on['cpu']}: {on['model']} ({first['token_bytes']:,} bytes of KV a token), three "
+        "sessions that begin alike, each server process a new one.\nSeconds to the first token:\n\n"
         + _table(heads, ("---",) * len(heads), rows)
         + f"\n\nNearly all of the promoted time is the model reading the {_range([row['read'] for row in turns], 'd')} new tokens: "
         f"the restore itself takes {1e3 * f['restore_seconds_mean']:.0f} ms.\n"

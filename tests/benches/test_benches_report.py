@@ -343,7 +343,7 @@ def demo(path: Path, *, ok: bool = True, length: int = 3000) -> Path:
     figures = {"restore_seconds_mean": 0.0181, "stored_bytes": 200e6, "separate_bytes": 217e6, "rewritten_every_turn_bytes": 849e6}
     record = {
         "ok": ok,
-        "machine": {"model": "a model"},
+        "machine": {"model": "a model", "cores": 4, "cpu": "a processor"},
         "length": length,
         "token_bytes": 23040,
         "rows": rows,
@@ -362,7 +362,9 @@ def test_demo_in_the_readme(tmp_path: Path, capsys: Capture) -> None:
     demos = [str(demo(tmp_path / "demo.json")), str(demo(tmp_path / "long.json", length=7600))]
     report(tmp_path, "--readme", str(readme), "--demo", *demos)
     text = readme.read_text()
-    assert text.startswith("before\n<!-- demo:begin -->\n`make demo`: a model (23,040 bytes of KV a token)")
+    assert text.startswith(
+        "before\n<!-- demo:begin -->\n`make demo` on 4 cores of a processor: a model (23,040 bytes of KV a token)"
+    )
     assert "| lighthouse | 2 | 3,036 | 3,000 | 36 | 14.06 | 0.65 | 22x | yes |" in text
     assert "| lighthouse | 1 |" not in text
     assert "reading the 36 to 41 new tokens" in text
@@ -372,4 +374,6 @@ def test_demo_in_the_readme(tmp_path: Path, capsys: Capture) -> None:
     assert text.endswith("<!-- demo:end -->\nafter\n")
     report(tmp_path, "--readme", str(readme), "--demo", str(demo(tmp_path / "demo.json", ok=False)))
     assert "was not carried out as it must be" in capsys.readouterr().out
+    report(tmp_path, "--readme", str(readme), "--demo", str(demo(tmp_path / "demo.json", length=1000)))
+    assert "run it without --quick" in capsys.readouterr().out
     assert readme.read_text() == text
