@@ -170,7 +170,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequenc
 def _measured(target: Target, shown: Shown) -> str:
     values = [t.value for run in shown.same for t in run.outcome.targets if t.name == target.name]
     text = _value(target.value)
-    if target.value != target.limit and text in (_value(target.limit), ratio(target.limit)):
+    if not target.met and text in (_value(target.limit), ratio(target.limit)):
         text = f"{target.value:.6g}"  # or nobody would see why it was missed
     return f"{text} ({spread(values)} in {len(values)} runs)" if len(values) > 1 else text
 
