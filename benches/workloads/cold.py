@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from benches import direct, pagecache
-from benches.harness import Bench, Context, Needs, Outcome, Size, Target, median, pairs
+from benches.harness import Bench, Cell, Context, Needs, Outcome, Plot, Size, Table, Target, median, pairs
 from benches.rss import Watch
 from benches.sessions import TOKEN_BYTES, Array, arrays_for, bytes_of, large_layout, pieces, random_tokens
 from kvstore import Layout, Store
@@ -46,7 +46,7 @@ def _run(context: Context) -> Outcome:
     prompt = random_tokens(5, tokens)
     plain_file, store_dir = context.scratch / "plain", context.scratch / "store"
     data = store_dir / "data.mdb"
-    outcome = Outcome()
+    outcome = context.outcome
 
     context.say(f"saving {tokens * TOKEN_BYTES / 1e9:.2f} GB, and writing them to a plain file")
     source = arrays_for(layout, tokens)
@@ -146,7 +146,66 @@ def _run(context: Context) -> Outcome:
         Target("cold: speed over that of raw direct reads", ratio("raw"), 0.9, at_most=False),
         Target("cold: speed over that of a cold map", ratio("map"), least, at_most=False),
     ]
+    says = {
+        "kvstore": "kvstore, a lease and a checked copy",
+        "in_place": "the same into arrays from the start of a page on, read to where the rows belong",
+        "second": "the same of blocks that the process restored before, through the page cache",
+        "raw": f"raw direct reads, the best of {len(ways)} ways: {way}",
+        "map": "copying from a cold map, read-ahead as the system does it",
+    }
+    outcome.tables = [
+        Table(
+            f"{total / 1e9:.2f} GB that the page cache has nothing of",
+            ("", "GB/s", "ratio to raw reads", "ratio to the cold map"),
+            tuple((text, speed[side], ratio("raw", side), ratio("map", side)) for side, text in says.items()),
+            f"Memory at most {max(peaks):.1f} MiB above the arrays.",
+        ),
+        _ways_table(ways, total),
+    ]
+    outcome.plots = [
+        Plot(
+            "rounds",
+            "Cold restore, round by round",
+            "round",
+            "GB/s",
+            {
+                name: [(place + 1, total / taken / 1e9) for place, taken in enumerate(seconds[side])]
+                for side, name in (("kvstore", "kvstore"), ("raw", "raw direct reads"), ("map", "cold map"))
+            },
+        )
+    ]
     return outcome
 
 
-BENCH = Bench("cold", "1.6 GB from the disk into arrays, validated, against raw direct reads and against a cold map", _needs, _run)
+def _ways_table(ways: dict[str, list[float]], total: int) -> Table:
+    """What the raw reads gave, size by size; `ways` has them by what a `Way` is called."""
+    speeds = {name: total / median(taken) / 1e9 for name, taken in ways.items()}
+    rows: list[tuple[Cell, ...]] = []
+    for size in direct.SIZES:
+        for huge in (False, True):
+            found = [speeds[str(direct.Way(size, depth, huge))] for depth in direct.DEPTHS]
+            pages = "huge pages" if huge else "ordinary pages"
+            rows.append((f"{size >> 10} KiB", pages, *found, max(found) / max(speeds.values())))
+    return Table(
+        "Raw direct reads: what was tried to find the best way",
+        ("a read", "into", *(f"{depth} at once, GB/s" for depth in direct.DEPTHS), "ratio of its best to the best"),
+        tuple(rows),
+        "A few times each, in turns, before the rounds of the table above.",
+    )
+
+
+_METHOD = """\
+A session of 100,000 tokens of 16 KiB is saved, and written to a plain file too. Before each round the file is dropped from the
+page cache (fdatasync, then posix_fadvise); mincore says how much stayed, and more than 1% is a doubt. The store is opened anew
+each time, and the time counts from the lease on. Against it: reads of the same file with O_DIRECT, by the fastest of all
+combinations of 256 KiB, 1 and 4 MiB, 1 to 8 at once, into ordinary and huge pages; and copying from a cold map of the plain file
+with two threads, with the system's read-ahead. What decides the speed of a cold read is told in
+[architecture.md](architecture.md#what-decides-the-speed-of-a-cold-read)."""
+
+BENCH = Bench(
+    "cold",
+    "1.6 GB from the disk into arrays, validated, against raw direct reads and against a cold map",
+    _needs,
+    _run,
+    _METHOD,
+)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from benches.demo.server import MODEL
 from benches.demo.text import STORIES
-from benches.harness import Bench, Needs, Outcome, Size, Target
+from benches.harness import Bench, Needs, Outcome, Size, Table, Target, Unavailable
 from benches.harness import Context as BenchContext
-from benches.llamacpp import Context, Model, smollm2_path
+from benches.llamacpp import Context, DriverError, Model, smollm2_path
 from kvstore import SessionTier, Store
 from kvstore.adapters.llamacpp import LlamaCppEngine
 
@@ -36,9 +36,13 @@ def _prompts(model: Model, shared: int, own: int) -> list[list[int]]:
 
 def _run(bench: BenchContext) -> Outcome:
     shared, own = _SIZES[bench.size]
-    outcome = Outcome()
+    outcome = bench.outcome
+    try:
+        path = smollm2_path()
+    except DriverError as error:
+        raise Unavailable(str(error)) from error
     with (
-        Model(smollm2_path()) as model,
+        Model(path) as model,
         Context(model, shared + own + 64) as context,
         Store.open(bench.scratch / "store", max_bytes=_needs(bench.size).disk) as store,
     ):
@@ -72,6 +76,23 @@ def _run(bench: BenchContext) -> Outcome:
         f"{_SESSIONS} sessions of {shared} shared and {own} own tokens: {stats.file_bytes / 1e6:.1f} MB on disk for "
         f"{distinct / 1e6:.1f} MB of distinct rows; apart they would take {_SESSIONS * (shared + own) * token_bytes / 1e6:.1f} MB"
     )
+    separate = _SESSIONS * (shared + own) * token_bytes
+    outcome.tables = [
+        Table(
+            f"{_SESSIONS} sessions, {shared:,} tokens in common and {own:,} of each one's own",
+            ("", "MB", "ratio to the distinct rows"),
+            tuple(
+                (what, size / 1e6, size / distinct)
+                for what, size in (
+                    ("rows of distinct tokens", distinct),
+                    ("payload stored", stats.payload_bytes),
+                    ("live pages, with index and padding", stats.live_bytes),
+                    ("on disk", stats.file_bytes),
+                    ("apart, each whole", separate),
+                )
+            ),
+        )
+    ]
     if bench.size == "full":
         outcome.targets.append(Target("bytes on disk over those of the distinct tokens", stats.file_bytes / distinct, _LIMIT))
     outcome.targets.append(Target("tokens that can't be restored", float(sum(map(len, prompts)) - whole), 0.0))
@@ -83,4 +104,9 @@ def _restorable(tier: SessionTier, prompt: list[int]) -> int:
     return 0 if found is None else found.length
 
 
-BENCH = Bench("sharing", "disk space of three sessions of the real model that share most of their tokens", _needs, _run)
+_METHOD = """\
+The real model (SmolLM2-135M by llama.cpp) reads three prompts that begin alike, each saved by the tier as a server would. What
+they take on disk, against the rows of their distinct tokens: a token counts once for each prefix that ends with it. That each can
+be restored whole is checked."""
+
+BENCH = Bench("sharing", "disk space of three sessions of the real model that share most of their tokens", _needs, _run, _METHOD)

@@ -1,4 +1,4 @@
-"""Every benchmark runs at its smallest size, as a test that it works; and what the command line refuses."""
+"""Every benchmark runs at its smallest size, as a test that it works, and is reported; and what the command line refuses."""
 
 import json
 import os
@@ -12,15 +12,22 @@ import pytest
 
 from benches.__main__ import main
 from benches.harness import Target, quantile
+from benches.report.numbers import is_ratio
 from benches.workloads import BENCHES
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for all results of this module."""
+    return tmp_path_factory.mktemp("kept")
+
+
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.model) if n == "sharing" else n for n in BENCHES])
-def test_benchmark_runs(name: str, tmp_path: Path, capsys: Capture) -> None:
-    """It measures what it says, writes JSON, leaves no scratch."""
+def test_benchmark_runs(name: str, tmp_path: Path, kept: Path, capsys: Capture) -> None:
+    """It measures what it says, writes JSON, leaves no scratch, and the report shows it."""
     scratch, out = tmp_path / "scratch", tmp_path / "results"
     assert main(["run", name, "--size", "smallest", "--dir", str(scratch), "--results", str(out)]) == 0
     (path,) = out.iterdir()
@@ -34,6 +41,39 @@ def test_benchmark_runs(name: str, tmp_path: Path, capsys: Capture) -> None:
     printed = capsys.readouterr().out
     for word in ("processor", "memory", "file system", "kernel", "scratch"):
         assert word in printed
+    page = tmp_path / "page.md"
+    assert main(["report", "--results", str(out), "--out", str(page)]) == 0
+    text = page.read_text()
+    assert f"\n## {name}\n" in text
+    for table in record["tables"]:
+        assert f"**{table['title']}**" in text
+        figures = any(isinstance(value, float) for row in table["rows"] for value in row)
+        assert not figures or any(map(is_ratio, table["columns"])), f"{table['title']} compares nothing"
+    for plot in record["plots"]:
+        assert (tmp_path / "page" / f"{name}-{plot['name']}.png").exists()
+    path.rename(kept / path.name)
+
+
+def test_report_of_all(kept: Path, tmp_path: Path, capsys: Capture) -> None:
+    """One page shows all results; if they were of the full size, the README's region would come out of them."""
+    if len(list(kept.iterdir())) < len(BENCHES):
+        pytest.skip("the tests above, which leave the results, did not all run")
+    for path in list(kept.iterdir()):
+        path.write_text(path.read_text().replace('"size": "smallest"', '"size": "full"', 1))
+        if path.name.startswith("cold-"):
+            record = json.loads(path.read_text())
+            record["machine"]["device"] = "another disk"
+            (kept / f"elsewhere-{path.name}").write_text(json.dumps(record))
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- measured:begin -->\n<!-- measured:end -->\n<!-- demo:begin -->\n<!-- demo:end -->\n")
+    out = ["--out", str(tmp_path / "page.md"), "--readme", str(readme)]
+    assert main(["report", "--results", str(kept), *out]) == 0
+    assert "its region 'measured' is written anew" in capsys.readouterr().out
+    assert "Not run" not in (tmp_path / "page.md").read_text()
+    text = readme.read_text()
+    assert "of the same as a new session, durable" in text
+    assert "\n| the same, cold |" in text
+    assert " on another disk | " in text
 
 
 def test_list_names_all(capsys: Capture) -> None:
@@ -42,9 +82,10 @@ def test_list_names_all(capsys: Capture) -> None:
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(BENCHES)
 
 
-def test_unknown_name_is_refused(tmp_path: Path, capsys: Capture) -> None:
+@pytest.mark.parametrize("other", ["match", "all"])
+def test_unknown_name_is_refused(other: str, tmp_path: Path, capsys: Capture) -> None:
     """An unknown name is named, with those that there are, before anything runs."""
-    assert main(["run", "match", "nothing", "--results", str(tmp_path)]) == 2
+    assert main(["run", other, "nothing", "--results", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert "'nothing'" in error
     assert "restore" in error
@@ -58,7 +99,7 @@ def test_unwritable_directory_is_refused(tmp_path: Path, capsys: Capture) -> Non
     assert "--dir" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupt_leaves_no_scratch(number: int, tmp_path: Path) -> None:
     """Ctrl-C in the middle: a message, status 130, the scratch directory gone."""
     command = [sys.executable, "-m", "benches", "run", "match", "--quick", "--dir", str(tmp_path), "--results", str(tmp_path / "r")]
