@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import signal
 import sys
@@ -16,6 +17,7 @@ from types import FrameType
 from benches import results
 from benches.harness import SIZES, Bench, Context, Size
 from benches.machine import MEMORY_FILE_SYSTEMS, Machine, Usage, doubts_before, file_system
+from benches.trace import TraceError
 from benches.workloads import BENCHES
 
 __all__ = ["main"]
@@ -37,6 +39,14 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--quick", action="store_true", help="a small size, for a first look (seconds)")
     run.add_argument("--size", choices=SIZES, help=argparse.SUPPRESS)
     run.add_argument("--dir", type=Path, help="where to make the scratch directory (default: .bench, never on tmpfs)")
+    named = os.environ.get("KVSTORE_TRACE")
+    run.add_argument(
+        "--trace",
+        type=Path,
+        default=Path(named) if named else None,
+        metavar="FILE",
+        help="requests for `trace` to replay (default: what KVSTORE_TRACE names, else made-up ones)",
+    )
     run.add_argument("--results", type=Path, default=results.RESULTS, help="where the JSON files go (default: .bench)")
     return parser
 
@@ -75,7 +85,7 @@ def _say(text: str) -> None:
     print(f"    {text}", file=sys.stderr, flush=True)
 
 
-def _run_one(bench: Bench, size: Size, machine: Machine, scratch: Path, directory: Path) -> None:
+def _run_one(bench: Bench, size: Size, machine: Machine, scratch: Path, directory: Path, trace: Path | None) -> None:
     needs = bench.needs(size)
     free = shutil.disk_usage(scratch).free
     if free < needs.disk:
@@ -94,7 +104,7 @@ def _run_one(bench: Bench, size: Size, machine: Machine, scratch: Path, director
     own.mkdir()
     usage, start = Usage(), time.perf_counter()
     try:
-        outcome = bench.run(Context(own, size, _say))
+        outcome = bench.run(Context(own, size, _say, trace))
     finally:
         shutil.rmtree(own, ignore_errors=True)
     outcome.doubts = doubts + outcome.doubts + usage.doubts(machine.cores)
@@ -120,19 +130,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, _stop)
     try:
         chosen = _chosen(options.names)
+        if options.trace is not None and not options.trace.is_file():
+            raise _UsageError(f"there is no file {options.trace} to replay; name one with --trace, or unset KVSTORE_TRACE")
         with _scratch(options.dir) as scratch:
             machine = Machine.look(scratch)
             print("\n".join(machine.lines()))
             print(f"scratch      {scratch}, removed afterwards", flush=True)
             for bench in chosen:
-                _run_one(bench, size, machine, scratch, options.results)
+                _run_one(bench, size, machine, scratch, options.results, options.trace)
     except _UsageError as error:
         print(f"benches: {error}", file=sys.stderr)
         return _WRONG_USE
     except KeyboardInterrupt:
         print("benches: interrupted; the scratch directory is removed, finished benchmarks have their results", file=sys.stderr)
         return _INTERRUPTED
-    except OSError as error:
+    except (OSError, TraceError) as error:
         print(f"benches: {error}", file=sys.stderr)
         return _FAILED
     return 0

@@ -144,11 +144,14 @@ class Context:
         One of `SIZES`.
     say : callable
         Takes a line of progress.
+    trace : Path or None
+        A file of requests to replay, if one was named.
     """
 
     scratch: Path
     size: Size
     say: Callable[[str], None]
+    trace: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

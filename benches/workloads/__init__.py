@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 from benches.harness import Bench
-from benches.workloads import churn, cold, kernel, layers, lease, mapped, match, memory, restore, save, sharing, turn
+from benches.workloads import (
+    churn,
+    cold,
+    kernel,
+    layers,
+    lease,
+    mapped,
+    match,
+    memory,
+    restore,
+    save,
+    sharing,
+    trace,
+    turn,
+    turns,
+)
 
 __all__ = ["BENCHES"]
 
@@ -13,6 +28,7 @@ BENCHES: dict[str, Bench] = {
         match,
         lease,
         turn,
+        turns,
         restore,
         kernel,
         cold,
@@ -22,6 +38,7 @@ BENCHES: dict[str, Bench] = {
         memory,
         churn,
         sharing,
+        trace,
     )
 }
 """By name, in the order in which `all` runs them."""
