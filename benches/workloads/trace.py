@@ -233,7 +233,9 @@ def _run(context: Context) -> Outcome:
         ),
     ]
     outcome.plots = [
-        Plot("hit-rate", "Tokens found again, by the cap", "cap, % of the distinct blocks", "share of all tokens", lines, log_x=True)
+        Plot(
+            "hit-rate", "Tokens found again, by the cap", "cap, % of the distinct blocks", "share of all tokens", lines, log_x=True
+        )
     ]
     return outcome
 

@@ -208,7 +208,9 @@ def _describe(outcome: Outcome, turns: list[_Turn]) -> None:
         "plain writes of the new rows": [(t.tokens, t.plain_write * 1e3) for t in later],
         "promote in a new process": [(t.tokens, t.promote * 1e3) for t in later],
     }
-    outcome.plots = [Plot("times", "A growing conversation: each turn's cascade and promote", "tokens so far", "ms", points, log_y=True)]
+    outcome.plots = [
+        Plot("times", "A growing conversation: each turn's cascade and promote", "tokens so far", "ms", points, log_y=True)
+    ]
 
 
 def _row(name: str, seconds: list[float], limit: list[float]) -> tuple[Any, ...]:
