@@ -27,7 +27,7 @@ def digest_of(arrays: dict[str, Array], tokens: int) -> str:
     """A hash over the first rows of all arrays."""
     hasher = blake3()
     for array in arrays.values():
-        hasher.update(np.ascontiguousarray(array[:tokens]).reshape(-1).view(np.uint8))
+        hasher.update(np.ascontiguousarray(array[:tokens]).reshape(-1).view(np.uint8).data)
     return hasher.hexdigest(length=16)
 
 

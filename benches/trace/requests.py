@@ -46,7 +46,8 @@ class Request:
     def tokens(self) -> npt.NDArray[np.uint32]:
         """The prompt: 512 tokens that no other id has for each id, cut to the prompt's length."""
         starts = np.array(self.ids, np.uint32) * np.uint32(SPAN)
-        return (starts[:, None] + np.arange(SPAN, dtype=np.uint32)).reshape(-1)[: self.length]
+        tokens: npt.NDArray[np.uint32] = (starts[:, None] + np.arange(SPAN, dtype=np.uint32)).reshape(-1)
+        return tokens[: self.length]
 
     def tokens_of(self, spans: int) -> int:
         """Tokens in the first spans."""

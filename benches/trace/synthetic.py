@@ -1,7 +1,7 @@
 """A made-up trace of a chat service, for those who have no real one.
 
-Conversations begin at random. Each goes on, after a pause, with a probability that grows with its turns: the next prompt is the last
-one, its answer and a new question. Some prompts begin like an earlier one and then go another way (edited history, a document
+Conversations begin at random. Each goes on, after a pause, with a probability that grows with its turns: the next prompt is the
+last one, its answer and a new question. Some prompts begin like an earlier one and then go another way (edited history, a document
 that several ask about). Many short prompts are never heard of again. All prompts begin with the same span. How long, how often
 and how soon is drawn from the tables below, which are those of one hour of a public trace of 12,031 requests.
 """
@@ -28,26 +28,8 @@ _LONGEST = 100_000  # tokens that a prompt has at most which goes on
 
 # values at equal steps of the share of requests that have less
 _FIRST = (
-    940,
-    1062,
-    1250,
-    1509,
-    2013,
-    3058,
-    3992,
-    4542,
-    5118,
-    5832,
-    6743,
-    7889,
-    9173,
-    10851,
-    12731,
-    15091,
-    18001,
-    21816,
-    28220,
-    41774,
+    *(940, 1062, 1250, 1509, 2013, 3058, 3992, 4542, 5118, 5832, 6743),
+    *(7889, 9173, 10851, 12731, 15091, 18001, 21816, 28220, 41774),
 )
 _FIRST_TAIL = (41_774, 126_000)  # the last twentieth: from, to, by a power law
 _OUTPUT = (1, 10, 24, 46, 100, 156, 213, 256, 291, 322, 350, 375, 399, 423, 447, 472, 504, 543, 597, 698, 2000)
@@ -56,27 +38,8 @@ _GROWTH = (2, 20, 63, 124, 192, 260, 313, 357, 395, 433, 471, 507, 553, 608, 684
 _GROWTH_TAIL = (7338, 60_000)
 _PAUSE = (1, 27, 39, 50, 57, 66, 74, 83, 95, 108, 123, 140, 162, 189, 225, 266, 318, 387, 474, 606, 2400)  # seconds
 _COMMON = (
-    0.01,
-    0.05,
-    0.07,
-    0.08,
-    0.1,
-    0.11,
-    0.13,
-    0.15,
-    0.17,
-    0.19,
-    0.21,
-    0.25,
-    0.29,
-    0.34,
-    0.4,
-    0.45,
-    0.52,
-    0.68,
-    0.83,
-    0.91,
-    0.99,
+    *(0.01, 0.05, 0.07, 0.08, 0.1, 0.11, 0.13, 0.15, 0.17, 0.19, 0.21),
+    *(0.25, 0.29, 0.34, 0.4, 0.45, 0.52, 0.68, 0.83, 0.91, 0.99),
 )
 _DIVERGING_FROM = 10_000  # tokens that an earlier prompt has at least of which another begins like it
 

@@ -15,7 +15,7 @@ from benches.filling import fill
 from benches.harness import Bench, Context, Needs, Outcome, Plot, Size, Table, Target, median, quantile
 from benches.indexes import BlockHashes
 from benches.sessions import Array, random_tokens
-from kvstore import Layout, Namespace, Store, Stream
+from kvstore import Layout, Store, Stream
 
 __all__ = ["BENCH"]
 
@@ -198,14 +198,15 @@ def _run(context: Context) -> Outcome:
             f"Finding the longest known prefix of a prompt (long: {length} tokens; short: {_SESSION}), ms",
             ("prompt", "sessions", "by", "p50", "p90", "p99", f"time, of a dictionary's by blocks of {_BLOCK}"),
             tuple(rows),
-            "A dictionary holds a BLAKE3 hash for each whole block of a session and all that precedes it; it is in memory, gone with its "
+            "A dictionary holds a BLAKE3 hash for each whole block of a session and all that precedes it; it is in memory, gone "
+            "with its "
             f"process, compares no tokens and finds whole blocks only. Blocks of {_SERVER_BLOCK} are what servers have; beyond "
             f"{_SERVER_MOST} sessions they would take most of a gigabyte here. kvstore finds the exact token, in the file's index.",
         )
     ]
-    shown = {name: points for name, points in lines.items() if name.startswith(("long:", "miss:", "session:"))}
+    plotted = {name: points for name, points in lines.items() if name.startswith(("long:", "miss:", "session:"))}
     outcome.plots = [
-        Plot("sessions", "Finding a prefix among ever more sessions", "sessions", "ms, p50", shown, log_x=True, log_y=True)
+        Plot("sessions", "Finding a prefix among ever more sessions", "sessions", "ms, p50", plotted, log_x=True, log_y=True)
     ]
     return outcome
 
@@ -215,6 +216,7 @@ BENCH = Bench(
     "find the longest stored prefix of a 100,000-token prompt among 10 to 100,000 sessions",
     _needs,
     _run,
-    f"Sessions of {_SESSION} tokens, of which the first {_SHARED} are those of one of {_PREFIXES} prefixes, and one of 100,000. A store for each "
+    f"Sessions of {_SESSION} tokens, of which the first {_SHARED} are those of one of {_PREFIXES} prefixes, and one of 100,000. A "
+    "store for each "
     "number of sessions, all open at once; every call goes to the next store and the next side. Nothing is restored.",
 )

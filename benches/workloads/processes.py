@@ -171,12 +171,15 @@ def _outcome(seen: dict[_Trial, _Seen], memory: dict[str, float], tokens: int) -
             "cascade_ms": {q: quantile(own.cascades, s) for q, s in (("p50", 0.5), ("p99", 0.99))} if own.cascades else None,
         }
         outcome.lines.append(
-            f"{trial!s:20} {median(own.speeds) / 1e9:6.2f} GB/s together, {ratio:.2f} of one alone; promote p50 {ms[0]:.1f} ms, p99 "
+            f"{trial!s:20} {median(own.speeds) / 1e9:6.2f} GB/s together, {ratio:.2f} of one alone; promote p50 {ms[0]:.1f} ms, "
+            "p99 "
             f"{ms[2]:.1f} ms" + (f"; cascades {saved:.2f} GB/s, p50 {median(own.cascades):.0f} ms" if saved is not None else "")
         )
     outcome.lines.append(
-        f"memory: {memory['readers']:.0f} readers have {memory['file_pages_mib_sum']:.0f} MiB of the file mapped, each page counted "
-        f"once {memory['file_pages_mib_shared_out']:.0f} MiB; of their own, beyond arrays, at most {memory['own_mib_largest']:.0f} MiB each"
+        f"memory: {memory['readers']:.0f} readers have {memory['file_pages_mib_sum']:.0f} MiB of the file mapped, each page "
+        "counted "
+        f"once {memory['file_pages_mib_shared_out']:.0f} MiB; of their own, beyond arrays, at most {memory['own_mib_largest']:.0f} "
+        "MiB each"
     )
     outcome.tables = [
         Table(
@@ -209,7 +212,8 @@ def _outcome(seen: dict[_Trial, _Seen], memory: dict[str, float], tokens: int) -
                     memory["file_pages_mib_shared_out"] / max(memory["file_pages_mib_sum"], 1e-9),
                 ),
             ),
-            "The store's file is in the page cache once, whoever maps it: what the kernel shares out among the processes is what it takes.",
+            "The store's file is in the page cache once, whoever maps it: what the kernel shares out among the processes is what "
+            "it takes.",
         ),
     ]
     outcome.plots = [
@@ -243,7 +247,9 @@ BENCH = Bench(
     "1 to 8 processes promote from one store, beside a writer or not: speed together, p99 of a promote, memory",
     _needs,
     _run,
-    "Processes of their own, started once, work side by side for two seconds: readers promote sessions that are in the page cache, one after "
-    "another, each from another one on; the writer cascades new sessions, durably, and evicts them again. All trials take turns in each "
+    "Processes of their own, started once, work side by side for two seconds: readers promote sessions that are in the page cache, "
+    "one after "
+    "another, each from another one on; the writer cascades new sessions, durably, and evicts them again. All trials take turns in "
+    "each "
     "of the rounds, and what is compared with one reader alone is compared within a round.",
 )

@@ -187,7 +187,8 @@ def _run(context: Context) -> Outcome:
         for name, rate in (("kvstore", seen.rate), ("optimum", best.rate), ("LRU over blocks", lru.rate)):
             lines[name].append((share, rate))
         outcome.lines.append(
-            f"cap {share:2}% ({blocks} blocks; {held} held): hit rate {seen.rate:.3f} of the tokens, optimum {best.rate:.3f}, LRU over "
+            f"cap {share:2}% ({blocks} blocks; {held} held): hit rate {seen.rate:.3f} of the tokens, optimum {best.rate:.3f}, LRU "
+            "over "
             f"blocks {lru.rate:.3f}, with as many as were held {lru_held.rate:.3f}; written {seen.handed_bytes / 1e9:.2f} GB for "
             f"{seen.new_bytes / 1e9:.2f} GB of new rows; {seen.refused} saves refused; {seen.seconds:.0f} s"
         )
@@ -206,10 +207,14 @@ def _run(context: Context) -> Outcome:
                 "of LRU, blocks held",
             ),
             tuple(rows),
-            "The optimum is Belady's for whole blocks of 512 tokens, with every block before it held too, by one who knows the future "
-            "and need not take in what never returns: an upper bound for every policy on blocks. A cap counts one page of 32 KiB for "
-            "a block. Blocks held are what the payload in the store amounts to, the median over the second half: the rest of the cap "
-            "is room that LMDB needs, the index, and tails. Tokens of the index weigh a fourteenth of the rows at this scale, where "
+            "The optimum is Belady's for whole blocks of 512 tokens, with every block before it held too, by one who knows the "
+            "future "
+            "and need not take in what never returns: an upper bound for every policy on blocks. A cap counts one page of 32 KiB "
+            "for "
+            "a block. Blocks held are what the payload in the store amounts to, the median over the second half: the rest of the "
+            "cap "
+            "is room that LMDB needs, the index, and tails. Tokens of the index weigh a fourteenth of the rows at this scale, "
+            "where "
             "they weigh less than a thousandth of real ones.",
         ),
         Table(
@@ -228,7 +233,8 @@ def _run(context: Context) -> Outcome:
                 "saves refused",
             ),
             tuple(writing),
-            "Each block has a header of up to 4 KiB, an eighth of its page at this scale and a thousandth of a block of 4 MiB; all writes "
+            "Each block has a header of up to 4 KiB, an eighth of its page at this scale and a thousandth of a block of 4 MiB; all "
+            "writes "
             "include the index. Saves are durable. Promotes restore into arrays and check every byte.",
         ),
     ]
@@ -266,8 +272,11 @@ BENCH = Bench(
     "an hour of requests replayed at caps of 5 to 50% of its blocks: hit rate against the optimum, bytes written",
     _needs,
     _run,
-    "Each request restores the longest stored prefix of its prompt (but for its last token) into arrays and then saves the prompt, durably. "
-    "The rows of a token are scaled down to 56 bytes, so that a block of 512 tokens fills one page of the file with its header. Answers "
-    "are not stored, since the trace says nothing of their tokens; a prompt that contains an earlier answer brings them. The optimum "
+    "Each request restores the longest stored prefix of its prompt (but for its last token) into arrays and then saves the prompt, "
+    "durably. "
+    "The rows of a token are scaled down to 56 bytes, so that a block of 512 tokens fills one page of the file with its header. "
+    "Answers "
+    "are not stored, since the trace says nothing of their tokens; a prompt that contains an earlier answer brings them. The "
+    "optimum "
     "and plain LRU are computed from the same trace.",
 )

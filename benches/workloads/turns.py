@@ -91,7 +91,7 @@ class _Conversation:
     def _append(self, before: int, length: int) -> float:
         """Seconds of writing the new rows to the plain file, durably, in pieces."""
         parts = [np.ascontiguousarray(array[before:length]).reshape(-1).view(np.uint8) for array in self._arrays.values()]
-        rows = memoryview(np.concatenate(parts))
+        rows = np.concatenate(parts).data
         os.sync()
         start = time.perf_counter()
         with self._plain.open("ab", buffering=0) as file:
@@ -143,9 +143,11 @@ def _describe(outcome: Outcome, turns: list[_Turn]) -> None:
     outcome.lines = [
         f"written {handed / 1e9:.3f} GB for {new / 1e9:.3f} GB of new rows ({handed / new:.3f}); writing every turn whole would be "
         f"{whole / 1e9:.1f} GB ({whole / new:.1f})",
-        f"cascade, median: returns after {median([t.cascade for t in later]) * 1e3:.1f} ms, durable after {median(durable) * 1e3:.1f} ms, "
+        f"cascade, median: returns after {median([t.cascade for t in later]) * 1e3:.1f} ms, durable after "
+        f"{median(durable) * 1e3:.1f} ms, "
         f"p99 {quantile(durable, 0.99) * 1e3:.1f} ms; plain writes {median(plain) * 1e3:.1f} ms; {ratio:.2f} of their speed",
-        f"promote in a new process: last turn {turns[-1].promote * 1e3:.1f} ms for {turns[-1].whole_bytes / 1e9:.2f} GB, plain reads "
+        f"promote in a new process: last turn {turns[-1].promote * 1e3:.1f} ms for {turns[-1].whole_bytes / 1e9:.2f} GB, plain "
+        "reads "
         f"{turns[-1].plain_read * 1e3:.1f} ms; {read:.2f} of their speed, the median of all turns; opening "
         f"{median([t.opening for t in turns]) * 1e3:.1f} ms",
     ]
@@ -185,7 +187,8 @@ def _describe(outcome: Outcome, turns: list[_Turn]) -> None:
                 "speed of a promote, of plain reads",
             ),
             tuple(rows),
-            "Written is what the process handed to write calls, the index and the tail's block included. Plain writes append the new rows "
+            "Written is what the process handed to write calls, the index and the tail's block included. Plain writes append the "
+            "new rows "
             "to a file, with fdatasync every 8 MiB. A promote is the first one of a new process; plain reads bring as many bytes "
             "from the page cache into the same arrays with two threads, and check nothing.",
         ),
@@ -199,10 +202,11 @@ def _describe(outcome: Outcome, turns: list[_Turn]) -> None:
                 _row("promote", [t.promote for t in later], [t.plain_read for t in later]),
                 _row("plain reads", [t.plain_read for t in later], [t.plain_read for t in later]),
             ),
-            "But for the first turn, which is saved into an empty store. The last column is the median ratio of the times, turn by turn.",
+            "But for the first turn, which is saved into an empty store. The last column is the median ratio of the times, turn by "
+            "turn.",
         ),
     ]
-    points = {
+    points: dict[str, list[tuple[float, float]]] = {
         "cascade, until durable": [(t.tokens, t.durable * 1e3) for t in later],
         "cascade, until it returns": [(t.tokens, t.cascade * 1e3) for t in later],
         "plain writes of the new rows": [(t.tokens, t.plain_write * 1e3) for t in later],
@@ -223,7 +227,9 @@ BENCH = Bench(
     "a conversation of 2,000 to 100,000 tokens in 50 turns: bytes written, time of each cascade and promote",
     _needs,
     _run,
-    "One tier cascades each turn (until it returns, and until `flush` says that it is durable). After each turn a new process opens the store "
-    "and promotes the whole conversation into arrays. Beside it the new rows are appended to a plain file with fdatasync, and the new "
+    "One tier cascades each turn (until it returns, and until `flush` says that it is durable). After each turn a new process "
+    "opens the store "
+    "and promotes the whole conversation into arrays. Beside it the new rows are appended to a plain file with fdatasync, and the "
+    "new "
     "process reads that file; which of the two comes first alternates.",
 )
