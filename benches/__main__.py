@@ -15,9 +15,8 @@ from pathlib import Path
 from types import FrameType
 
 from benches import results
-from benches.harness import SIZES, Bench, Context, Size
+from benches.harness import SIZES, Bench, Context, Size, Unavailable
 from benches.machine import MEMORY_FILE_SYSTEMS, Machine, Usage, doubts_before, file_system
-from benches.trace import TraceError
 from benches.workloads import BENCHES
 
 __all__ = ["main"]
@@ -144,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("benches: interrupted; the scratch directory is removed, finished benchmarks have their results", file=sys.stderr)
         return _INTERRUPTED
-    except (OSError, TraceError) as error:
+    except (OSError, Unavailable) as error:
         print(f"benches: {error}", file=sys.stderr)
         return _FAILED
     return 0

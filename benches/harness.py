@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["SIZES", "Bench", "Context", "Needs", "Outcome", "Plot", "Size", "Table", "Target", "median", "pairs", "quantile"]
+__all__ = ["SIZES", "Bench", "Context", "Needs", "Outcome", "Plot", "Size", "Table", "Target", "Unavailable", "median", "pairs", "quantile"]
 
 Size = Literal["full", "quick", "smallest"]
 SIZES: tuple[Size, ...] = ("full", "quick", "smallest")
+
+
+class Unavailable(Exception):
+    """What a workload needs isn't there on this machine; the message says what, and how to get it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,8 @@ class Request:
 
     def tokens(self) -> npt.NDArray[np.uint32]:
         """The prompt: 512 tokens that no other id has for each id, cut to the prompt's length."""
-        starts = np.array(self.ids, np.uint32) * np.uint32(SPAN)
-        tokens: npt.NDArray[np.uint32] = (starts[:, None] + np.arange(SPAN, dtype=np.uint32)).reshape(-1)
+        starts = np.array([span * SPAN for span in self.ids], np.uint32)
+        tokens = np.add.outer(starts, np.arange(SPAN, dtype=np.uint32)).astype(np.uint32).reshape(-1)
         return tokens[: self.length]
 
     def tokens_of(self, spans: int) -> int:

@@ -9,6 +9,7 @@ from benches.workloads import (
     kernel,
     layers,
     lease,
+    limits,
     mapped,
     match,
     memory,
@@ -26,6 +27,7 @@ __all__ = ["BENCHES"]
 BENCHES: dict[str, Bench] = {
     module.BENCH.name: module.BENCH
     for module in (
+        limits,
         match,
         lease,
         turn,

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benches.harness import Bench, Context, Needs, Outcome, Plot, Size, Table, median, quantile
+from benches.harness import Bench, Context, Needs, Outcome, Plot, Size, Table, Unavailable, median, quantile
 from benches.trace import (
     SPAN,
     Request,
     Reuse,
+    TraceError,
     distinct_blocks,
     least_recently_used,
     optimum,
@@ -144,7 +145,10 @@ def _requests(context: Context) -> tuple[list[Request], str]:
     count, _ = _SIZES[context.size]
     if context.trace is None:
         return synthetic_trace(count), "a synthetic trace with the statistics of a public one (no --trace was given)"
-    requests = read_trace(context.trace, count)
+    try:
+        requests = read_trace(context.trace, count)
+    except TraceError as error:
+        raise Unavailable(str(error)) from error
     return requests, f"the trace {context.trace.name}" + (
         f", its first {len(requests)} requests" if len(requests) == count and context.size != "full" else ""
     )
