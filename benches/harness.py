@@ -10,7 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["SIZES", "Bench", "Context", "Needs", "Outcome", "Plot", "Size", "Table", "Target", "Unavailable", "median", "pairs", "quantile"]
+__all__ = [
+    "SIZES",
+    "Bench",
+    "Context",
+    "Needs",
+    "Outcome",
+    "Plot",
+    "Size",
+    "Table",
+    "Target",
+    "Unavailable",
+    "median",
+    "pairs",
+    "quantile",
+]
 
 Size = Literal["full", "quick", "smallest"]
 SIZES: tuple[Size, ...] = ("full", "quick", "smallest")

@@ -195,6 +195,7 @@ BENCH = Bench(
     "what the machine gives at best: copies, CRC32C, BLAKE3, raw reads and writes",
     _needs,
     _run,
-    "Random bytes, in parts of 8 MiB, by one thread or shared out among one for each processor; all take turns, every other round in reverse "
+    "Random bytes, in parts of 8 MiB, by one thread or shared out among one for each processor; all take turns, every other round "
+    "in reverse "
     "order. Raw reads and writes are tried in all sizes and depths first, with small and huge pages.",
 )

@@ -18,7 +18,7 @@ Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.model) if n == "sharing" else n for n in BENCHES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.model) if n in ("sharing", "needle") else n for n in BENCHES])
 def test_benchmark_runs(name: str, tmp_path: Path, capsys: Capture) -> None:
     """It measures what it says, writes JSON, leaves no scratch."""
     scratch, out = tmp_path / "scratch", tmp_path / "results"
