@@ -28,7 +28,7 @@ _SESSION_DISK = 72 << 10  # bytes of a session in the file: two blocks of a page
 _LIMIT_MS, _LIMIT_GROWTH = 1.0, 2.0
 # (long prompt, sessions in the stores, the two of them that the targets compare, calls)
 _SIZES: dict[Size, tuple[int, tuple[int, ...], tuple[int, int], int]] = {
-    "full": (100_000, (10, 100, 1000, 10_000, 100_000), (1000, 10_000), 2000),
+    "full": (100_000, (10, 100, 1000, 10_000, 100_000), (1000, 10_000), 1000),
     "quick": (100_000, (10, 100, 1000), (100, 1000), 300),
     "smallest": (6000, (10, 30), (10, 30), 20),
 }

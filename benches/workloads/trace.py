@@ -169,6 +169,12 @@ def _run(context: Context) -> Outcome:
     lines: dict[str, list[tuple[float, float]]] = {"kvstore": [], "optimum": [], "LRU over blocks": []}
     for share in _SIZES[context.size][1]:
         blocks = max(distinct * share // 100, _LEAST_CAP // _BLOCK)
+        room = shutil.disk_usage(context.scratch).free
+        if blocks * _BLOCK > room:  # a trace may have more blocks than the one that `_needs` knows
+            raise Unavailable(
+                f"a cap of {share}% of the blocks of {source} takes {blocks * _BLOCK / 1e9:.1f} GB of disk, {room / 1e9:.1f} GB are free; "
+                "use --dir or --quick"
+            )
         best, lru = optimum(requests, blocks), least_recently_used(requests, blocks)
         seen = _replay(context, requests, share, blocks, context.scratch / "store")
         held = int(median(seen.held_blocks)) if seen.held_blocks else blocks
