@@ -172,7 +172,8 @@ def _run(context: Context) -> Outcome:
         room = shutil.disk_usage(context.scratch).free
         if blocks * _BLOCK > room:  # a trace may have more blocks than the one that `_needs` knows
             raise Unavailable(
-                f"a cap of {share}% of the blocks of {source} takes {blocks * _BLOCK / 1e9:.1f} GB of disk, {room / 1e9:.1f} GB are free; "
+                f"a cap of {share}% of the blocks of {source} takes {blocks * _BLOCK / 1e9:.1f} GB of disk, {room / 1e9:.1f} GB "
+                "are free; "
                 "use --dir or --quick"
             )
         best, lru = optimum(requests, blocks), least_recently_used(requests, blocks)
