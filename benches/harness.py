@@ -13,10 +13,12 @@ from typing import Any, Literal
 __all__ = [
     "SIZES",
     "Bench",
+    "Cell",
     "Context",
     "Needs",
     "Outcome",
     "Plot",
+    "Seconds",
     "Size",
     "Table",
     "Target",
@@ -28,6 +30,9 @@ __all__ = [
 
 Size = Literal["full", "quick", "smallest"]
 SIZES: tuple[Size, ...] = ("full", "quick", "smallest")
+"""The largest first."""
+Seconds = dict[str, list[float]]
+"""What each side of a comparison took, round by round."""
 
 
 class Unavailable(Exception):
@@ -79,9 +84,12 @@ class Table:
     title : str
         What it shows.
     columns : tuple of str
-        Heads, each with its unit. Every table has one with the ratio to the limit or to what it is compared with.
+        Heads, each with its unit. Every table of figures has one with the ratio to the limit or to what it is compared with. By
+        the word "ratio" in it, or "times" or "of" at its beginning or behind a comma ("of plain writes", "p99, of one alone"),
+        the report knows it, and shows how far it went apart over several runs.
     rows : tuple of tuples
-        A cell for each column. Numbers are rounded when they are shown; None is a figure that there is not.
+        A cell for each column. Numbers are rounded when they are shown; None is a figure that there is not; true and false
+        are shown as yes and no, and no in bold.
     note : str
         What a reader must know to read it right: how a side was set up, why a figure is missing.
     """
@@ -164,12 +172,18 @@ class Context:
         Takes a line of progress.
     trace : Path or None
         A file of requests to replay, if one was named.
+    outcome : Outcome
+        To be filled as the workload goes on, and returned: what is in it is kept if the run breaks off.
+    note : callable
+        Takes the name and the seconds of a comparison so far. They too are kept if the run breaks off; `pairs` calls it.
     """
 
     scratch: Path
     size: Size
     say: Callable[[str], None]
     trace: Path | None = None
+    outcome: Outcome = field(default_factory=Outcome)
+    note: Callable[[str, Seconds], None] = lambda what, seconds: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +200,8 @@ class Bench:
         Measures it.
     method : str
         How it is measured, for the report: what is done, what it is compared with and how that is set up.
+    apart : bool
+        Not part of `all`, since what it needs has to be set up first, or it takes long: run by its name only.
     """
 
     name: str
@@ -193,6 +209,7 @@ class Bench:
     needs: Callable[[Size], Needs]
     run: Callable[[Context], Outcome]
     method: str = ""
+    apart: bool = False
 
 
 def median(values: Sequence[float]) -> float:
@@ -206,12 +223,12 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
-def pairs(context: Context, what: str, count: int, candidates: Mapping[str, Callable[[], float | None]]) -> dict[str, list[float]]:
+def pairs(context: Context, what: str, count: int, candidates: Mapping[str, Callable[[], float | None]]) -> Seconds:
     """Run all candidates `count` times, in turns, every other time in reverse order; return their seconds, run by run.
 
     A candidate that returns seconds is taken at its word: it has work around what is to be measured.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    seconds: Seconds = {name: [] for name in candidates}
     began = time.perf_counter()
     for place in range(count):
         for name in candidates if place % 2 == 0 else reversed(list(candidates)):
@@ -219,6 +236,7 @@ def pairs(context: Context, what: str, count: int, candidates: Mapping[str, Call
             start = time.perf_counter()
             own = candidates[name]()
             seconds[name].append(time.perf_counter() - start if own is None else own)
+        context.note(what, seconds)
         left = (time.perf_counter() - began) / (place + 1) * (count - place - 1)
         context.say(f"{what}: {place + 1} of {count}" + (f", about {left:.0f} s left" if left >= 1 else ""))
     return seconds

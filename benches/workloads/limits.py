@@ -146,7 +146,8 @@ def _run(context: Context) -> Outcome:
     processor = _processor(context, source, file)
     device, ways = _device(context, source, file)
     limit = f"copy, {threads} threads"
-    outcome = Outcome(figures={"bytes": total, "threads": threads, **ways, "seconds": processor | device})
+    outcome = context.outcome
+    outcome.figures |= {"bytes": total, "threads": threads, **ways, "seconds": processor | device}
     outcome.figures["gb_s"] = {name: total / median(taken) / 1e9 for name, taken in (processor | device).items()}
     outcome.tables = [
         _table(f"Processor and memory, {total >> 20} MiB", processor, total, limit, f"of {limit}"),
@@ -196,6 +197,5 @@ BENCH = Bench(
     _needs,
     _run,
     "Random bytes, in parts of 8 MiB, by one thread or shared out among one for each processor; all take turns, every other round "
-    "in reverse "
-    "order. Raw reads and writes are tried in all sizes and depths first, with small and huge pages.",
+    "in reverse order. Raw reads and writes are tried in all sizes and depths first, with small and huge pages.",
 )

@@ -155,7 +155,7 @@ def _time(known: list[_Known], prompt: Prompt, expected: int, calls: int) -> dic
 def _run(context: Context) -> Outcome:
     length, counts, compared, calls = _SIZES[context.size]
     long = random_tokens(99, length)
-    outcome = Outcome()
+    outcome = context.outcome
     rows: list[tuple[Any, ...]] = []
     lines: dict[str, list[tuple[float, float]]] = {}
     with ExitStack() as stack:
@@ -199,9 +199,9 @@ def _run(context: Context) -> Outcome:
             ("prompt", "sessions", "by", "p50", "p90", "p99", f"time, of a dictionary's by blocks of {_BLOCK}"),
             tuple(rows),
             "A dictionary holds a BLAKE3 hash for each whole block of a session and all that precedes it; it is in memory, gone "
-            "with its "
-            f"process, compares no tokens and finds whole blocks only. Blocks of {_SERVER_BLOCK} are what servers have; beyond "
-            f"{_SERVER_MOST} sessions they would take most of a gigabyte here. kvstore finds the exact token, in the file's index.",
+            f"with its process, compares no tokens and finds whole blocks only. Blocks of {_SERVER_BLOCK} are what servers have; "
+            f"beyond {_SERVER_MOST} sessions they would take most of a gigabyte here. kvstore finds the exact token, in the file's "
+            "index.",
         )
     ]
     plotted = {name: points for name, points in lines.items() if name.startswith(("long:", "miss:", "session:"))}
@@ -217,6 +217,6 @@ BENCH = Bench(
     _needs,
     _run,
     f"Sessions of {_SESSION} tokens, of which the first {_SHARED} are those of one of {_PREFIXES} prefixes, and one of 100,000. A "
-    "store for each "
-    "number of sessions, all open at once; every call goes to the next store and the next side. Nothing is restored.",
+    "store for each number of sessions, all open at once; every call goes to the next store and the next side. Nothing is "
+    "restored.",
 )

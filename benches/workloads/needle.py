@@ -92,7 +92,8 @@ def _run(context: Context) -> Outcome:
         smollm2_path()
     except DriverError as error:
         raise Unavailable(str(error)) from error
-    outcome = Outcome(figures={"lengths": {}})
+    outcome = context.outcome
+    outcome.figures["lengths"] = {}
     rows: list[tuple[Any, ...]] = []
     lines: dict[str, list[tuple[float, float]]] = {"promoted": [], "read from position 0": []}
     wrong: list[str] = []
@@ -127,8 +128,8 @@ def _run(context: Context) -> Outcome:
         lines["read from position 0"].append((length, median(cold)))
         outcome.lines.append(
             f"{length} tokens: first token after {median(restored):.3f} s promoted, {median(cold):.2f} s cold "
-            f"({times['ratio']:.1f} times as "
-            f"long); the restore itself {median(times['restore_seconds']) * 1e3:.1f} ms; {needles} of {len(found.turns)} needles "
+            f"({times['ratio']:.1f} times as long); the restore itself {median(times['restore_seconds']) * 1e3:.1f} ms; {needles} "
+            f"of {len(found.turns)} needles "
             "found; " + ("every turn equal to the uninterrupted one" if not reasons else f"{len(reasons)} FAILURES")
         )
     outcome.lines += wrong
@@ -151,10 +152,8 @@ def _run(context: Context) -> Outcome:
             ),
             tuple(rows),
             f"{users} users in turn, each turn promoted from the store, after restarts and after the others' turns. Cold is the "
-            "same prompt "
-            "read from position 0 in a process without a store. Bit-equal: answers, whole states and first logits are those of an "
-            "engine "
-            "that was never interrupted, and a damaged block was refused.",
+            "same prompt read from position 0 in a process without a store. Bit-equal: answers, whole states and first logits are "
+            "those of an engine that was never interrupted, and a damaged block was refused.",
         )
     ]
     outcome.plots = [
@@ -170,6 +169,5 @@ BENCH = Bench(
     _needs,
     _run,
     "The scenario of `make demo`: a server process takes each prompt cold and cascades; a second and a third one promote each "
-    "later turn; "
-    "an engine without a store, never interrupted, says what every answer, state and logit has to be.",
+    "later turn; an engine without a store, never interrupted, says what every answer, state and logit has to be.",
 )

@@ -125,6 +125,7 @@ def _run(context: Context) -> Outcome:
         for place in range(rounds):
             for trial in trials if place % 2 == 0 else reversed(trials):
                 processes.run(trial, seen[trial])
+            context.note("promotes", {f"{trial}, ms": own.promotes for trial, own in seen.items()})
             left = (time.perf_counter() - began) / (place + 1) * (rounds - place - 1)
             context.say(f"round {place + 1} of {rounds}" + (f", about {left:.0f} s left" if left >= 1 else ""))
         memory = processes.memory()
@@ -134,11 +135,12 @@ def _run(context: Context) -> Outcome:
         found = store.verify(deep=context.size != "full")
         if not found.ok:
             raise AssertionError(f"the store does not verify: {found.problems[0]}")
-    return _outcome(seen, memory, tokens)
+    _describe(context.outcome, seen, memory, tokens)
+    return context.outcome
 
 
-def _outcome(seen: dict[_Trial, _Seen], memory: dict[str, float], tokens: int) -> Outcome:
-    outcome = Outcome(figures={"session_bytes": tokens * TOKEN_BYTES, "memory": memory, "trials": {}})
+def _describe(outcome: Outcome, seen: dict[_Trial, _Seen], memory: dict[str, float], tokens: int) -> None:
+    outcome.figures |= {"session_bytes": tokens * TOKEN_BYTES, "memory": memory, "trials": {}}
     alone = seen[_Trial(1, False)]
     rows: list[tuple[Any, ...]] = []
     for trial, own in seen.items():
@@ -177,9 +179,8 @@ def _outcome(seen: dict[_Trial, _Seen], memory: dict[str, float], tokens: int) -
         )
     outcome.lines.append(
         f"memory: {memory['readers']:.0f} readers have {memory['file_pages_mib_sum']:.0f} MiB of the file mapped, each page "
-        "counted "
-        f"once {memory['file_pages_mib_shared_out']:.0f} MiB; of their own, beyond arrays, at most {memory['own_mib_largest']:.0f} "
-        "MiB each"
+        f"counted once {memory['file_pages_mib_shared_out']:.0f} MiB; of their own, beyond arrays, at most "
+        f"{memory['own_mib_largest']:.0f} MiB each"
     )
     outcome.tables = [
         Table(
@@ -239,7 +240,6 @@ def _outcome(seen: dict[_Trial, _Seen], memory: dict[str, float], tokens: int) -
             log_y=True,
         ),
     ]
-    return outcome
 
 
 BENCH = Bench(
@@ -248,8 +248,6 @@ BENCH = Bench(
     _needs,
     _run,
     "Processes of their own, started once, work side by side for two seconds: readers promote sessions that are in the page cache, "
-    "one after "
-    "another, each from another one on; the writer cascades new sessions, durably, and evicts them again. All trials take turns in "
-    "each "
-    "of the rounds, and what is compared with one reader alone is compared within a round.",
+    "one after another, each from another one on; the writer cascades new sessions, durably, and evicts them again. All trials "
+    "take turns in each of the rounds, and what is compared with one reader alone is compared within a round.",
 )

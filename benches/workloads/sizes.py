@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benches import direct, pagecache
-from benches.harness import Bench, Context, Needs, Outcome, Plot, Size, Table, median, pairs, quantile
+from benches.harness import Bench, Context, Needs, Outcome, Plot, Seconds, Size, Table, median, pairs, quantile
 from benches.plain import PlainFile, write_plain
 from benches.sessions import arrays_for, bytes_of, pieces, random_tokens, touched
 from kvstore import Layout, Namespace, Staging, Store, Stream
@@ -213,9 +213,6 @@ class _Session:
         shutil.rmtree(self.store_path)
 
 
-Seconds = dict[str, list[float]]
-
-
 def _measure(context: Context, point: _Point, threads: int, way: direct.Way | None) -> tuple[dict[str, Seconds], direct.Way, float]:
     """Seconds of all sides of a size; the way of raw reads; what share of a file stayed in the page cache when cold."""
     count = _SIZES[context.size][3]
@@ -244,7 +241,8 @@ def _measure(context: Context, point: _Point, threads: int, way: direct.Way | No
 
 def _run(context: Context) -> Outcome:
     threads = default_threads()
-    outcome = Outcome(figures={"threads": threads, "points": []})
+    outcome = context.outcome
+    outcome.figures |= {"threads": threads, "points": []}
     measured: list[tuple[_Point, dict[str, Seconds]]] = []
     ways: dict[str, str] = {}
     way: direct.Way | None = None
@@ -304,8 +302,8 @@ def _describe(outcome: Outcome, measured: list[tuple[_Point, dict[str, Seconds]]
             plots[name].setdefault(f"{point.kib} KiB a token", []).append((point.tokens, speed(taken)))
         outcome.lines.append(
             f"{point!s:28} warm {speed(warm['copy']):6.2f} GB/s, {ratios[0]:.2f} of plain; cold {speed(cold['copy']):5.2f}, "
-            f"{ratios[1]:.2f} "
-            f"of raw; save {speed(save['kvstore']):5.2f}, {ratios[2]:.2f} of plain; mapped {median(warm['mapped']) * 1e3:.2f} ms"
+            f"{ratios[1]:.2f} of raw; save {speed(save['kvstore']):5.2f}, {ratios[2]:.2f} of plain; mapped "
+            f"{median(warm['mapped']) * 1e3:.2f} ms"
         )
     size_heads = ("tokens", "KiB a token", "MiB")
     outcome.tables = [
@@ -365,8 +363,6 @@ BENCH = Bench(
     _needs,
     _run,
     "Sizes of more than 2 GiB are left out. For each size the sides take turns, every other round in reverse order, with as many "
-    "threads as "
-    "the library takes by default. Saves go to a new store each time, plain writes to a new file. Cold is after dropping the file "
-    "from "
-    "the page cache, in a store opened anew.",
+    "threads as the library takes by default. Saves go to a new store each time, plain writes to a new file. Cold is after "
+    "dropping the file from the page cache, in a store opened anew.",
 )

@@ -141,6 +141,57 @@ def _replay(context: Context, requests: list[Request], share: int, blocks: int, 
     return seen
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A cap: what was replayed, and what other caches reuse of the same requests."""
+
+    share: int
+    blocks: int
+    held: int
+    seen: _Replay
+    best: Reuse
+    lru: Reuse
+    lru_of_held: Reuse
+
+    @classmethod
+    def of(cls, requests: list[Request], share: int, blocks: int, seen: _Replay) -> _Found:
+        held = int(median(seen.held_blocks)) if seen.held_blocks else blocks
+        best, lru = optimum(requests, blocks), least_recently_used(requests, blocks)
+        return cls(share, blocks, held, seen, best, lru, least_recently_used(requests, held))
+
+    def line(self) -> str:
+        """As a person reads it."""
+        seen = self.seen
+        return (
+            f"cap {self.share:2}% ({self.blocks} blocks, {self.held} held): {seen.rate:.3f} of the tokens found, optimum "
+            f"{self.best.rate:.3f}, LRU over blocks {self.lru.rate:.3f}, over as many as were held {self.lru_of_held.rate:.3f}; "
+            f"written {seen.handed_bytes / 1e9:.2f} GB for {seen.new_bytes / 1e9:.2f} GB of new rows; {seen.refused} saves "
+            f"refused; {seen.seconds:.0f} s"
+        )
+
+    def record(self) -> dict[str, Any]:
+        """As it goes into the JSON file."""
+        seen = self.seen
+        return {
+            "cap_bytes": seen.cap,
+            "cap_blocks": self.blocks,
+            "held_blocks": self.held,
+            "hit_rate": seen.rate,
+            "optimum_rate": self.best.rate,
+            "lru_rate": self.lru.rate,
+            "lru_rate_of_held": self.lru_of_held.rate,
+            "new_bytes": seen.new_bytes,
+            "block_bytes": seen.value_bytes,
+            "handed_bytes": seen.handed_bytes,
+            "refused": seen.refused,
+            "evicted_nodes": seen.evicted_nodes,
+            "promote_ms": {"p50": median(seen.promote_ms), "p99": quantile(seen.promote_ms, 0.99)},
+            "save_ms": {"p50": median(seen.save_ms), "p99": quantile(seen.save_ms, 0.99)},
+            "seconds": seen.seconds,
+            "end": seen.stats,
+        }
+
+
 def _requests(context: Context) -> tuple[list[Request], str]:
     count, _ = _SIZES[context.size]
     if context.trace is None:
@@ -154,55 +205,43 @@ def _requests(context: Context) -> tuple[list[Request], str]:
     )
 
 
+def _check_room(context: Context, blocks: int, share: int) -> None:
+    """A trace may have more blocks than the one that `_needs` knows."""
+    free = shutil.disk_usage(context.scratch).free
+    if blocks * _BLOCK > free:
+        raise Unavailable(
+            f"a cap of {share}% of the trace's blocks takes {blocks * _BLOCK / 1e9:.1f} GB of disk, {free / 1e9:.1f} GB are free; "
+            "use --dir or --quick"
+        )
+
+
 def _run(context: Context) -> Outcome:
     requests, source = _requests(context)
     distinct = distinct_blocks(requests)
     everything = unbounded(requests)
-    outcome = Outcome(figures={"source": source, "requests": len(requests), "distinct_blocks": distinct, "caps": {}})
+    shares = _SIZES[context.size][1]
+    caps = {share: max(distinct * share // 100, _LEAST_CAP // _BLOCK) for share in shares}
+    for share, blocks in caps.items():
+        _check_room(context, blocks, share)
+    outcome = context.outcome
+    outcome.figures |= {"source": source, "requests": len(requests), "distinct_blocks": distinct, "caps": {}}
     outcome.figures |= {"tokens": everything.tokens, "unbounded_rate": everything.rate, "token_bytes": _TOKEN_BYTES}
     outcome.lines.append(
         f"{source}: {len(requests)} requests, {everything.tokens / 1e6:.1f} M tokens, {distinct} distinct blocks of {SPAN}; "
         f"{everything.rate:.3f} of the tokens were in an earlier prompt"
     )
-    rows: list[tuple[Any, ...]] = []
-    writing: list[tuple[Any, ...]] = []
-    lines: dict[str, list[tuple[float, float]]] = {"kvstore": [], "optimum": [], "LRU over blocks": []}
-    for share in _SIZES[context.size][1]:
-        blocks = max(distinct * share // 100, _LEAST_CAP // _BLOCK)
-        room = shutil.disk_usage(context.scratch).free
-        if blocks * _BLOCK > room:  # a trace may have more blocks than the one that `_needs` knows
-            raise Unavailable(
-                f"a cap of {share}% of the blocks of {source} takes {blocks * _BLOCK / 1e9:.1f} GB of disk, {room / 1e9:.1f} GB "
-                "are free; "
-                "use --dir or --quick"
-            )
-        best, lru = optimum(requests, blocks), least_recently_used(requests, blocks)
+    found: list[_Found] = []
+    for share, blocks in caps.items():
         seen = _replay(context, requests, share, blocks, context.scratch / "store")
-        held = int(median(seen.held_blocks)) if seen.held_blocks else blocks
-        lru_held = least_recently_used(requests, held)
-        outcome.figures["caps"][str(share)] = _figures(seen, best, lru, held, lru_held)
-        rows.append(
-            (share, blocks, held, seen.rate, best.rate, lru.rate, lru_held.rate, seen.rate / best.rate, seen.rate / lru_held.rate)
-        )
-        writing.append(
-            (
-                share,
-                seen.new_bytes / 1e9,
-                seen.value_bytes / seen.new_bytes,
-                seen.handed_bytes / seen.new_bytes,
-                *(quantile(seen.promote_ms, q) for q in (0.5, 0.9, 0.99)),
-                *(quantile(seen.save_ms, q) for q in (0.5, 0.9, 0.99)),
-                seen.refused,
-            )
-        )
-        for name, rate in (("kvstore", seen.rate), ("optimum", best.rate), ("LRU over blocks", lru.rate)):
-            lines[name].append((share, rate))
-        outcome.lines.append(
-            f"cap {share:2}% ({blocks} blocks; {held} held): hit rate {seen.rate:.3f} of the tokens, optimum {best.rate:.3f}, LRU "
-            "over "
-            f"blocks {lru.rate:.3f}, with as many as were held {lru_held.rate:.3f}; written {seen.handed_bytes / 1e9:.2f} GB for "
-            f"{seen.new_bytes / 1e9:.2f} GB of new rows; {seen.refused} saves refused; {seen.seconds:.0f} s"
-        )
+        found.append(_Found.of(requests, share, blocks, seen))
+        outcome.figures["caps"][str(share)] = found[-1].record()
+        outcome.lines.append(found[-1].line())
+        _describe(outcome, source, found)
+    return outcome
+
+
+def _describe(outcome: Outcome, source: str, found: list[_Found]) -> None:
+    """What the report shows of the caps so far."""
     outcome.tables = [
         Table(
             f"Tokens found again, of all tokens ({source})",
@@ -217,16 +256,25 @@ def _run(context: Context) -> Outcome:
                 "of the optimum",
                 "of LRU, blocks held",
             ),
-            tuple(rows),
+            tuple(
+                (
+                    own.share,
+                    own.blocks,
+                    own.held,
+                    own.seen.rate,
+                    own.best.rate,
+                    own.lru.rate,
+                    own.lru_of_held.rate,
+                    own.seen.rate / own.best.rate,
+                    own.seen.rate / own.lru_of_held.rate,
+                )
+                for own in found
+            ),
             "The optimum is Belady's for whole blocks of 512 tokens, with every block before it held too, by one who knows the "
-            "future "
-            "and need not take in what never returns: an upper bound for every policy on blocks. A cap counts one page of 32 KiB "
-            "for "
-            "a block. Blocks held are what the payload in the store amounts to, the median over the second half: the rest of the "
-            "cap "
-            "is room that LMDB needs, the index, and tails. Tokens of the index weigh a fourteenth of the rows at this scale, "
-            "where "
-            "they weigh less than a thousandth of real ones.",
+            "future and need not take in what never returns: an upper bound for every policy on blocks. A cap counts one page of "
+            "32 KiB for a block. Blocks held are what the payload in the store amounts to, the median over the second half: the "
+            "rest of the cap is room that LMDB needs, the index, and tails. Tokens of the index weigh a fourteenth of the rows at "
+            "this scale, where they weigh less than a thousandth of real ones.",
         ),
         Table(
             "Written, against the rows that were new, and times in ms",
@@ -243,39 +291,30 @@ def _run(context: Context) -> Outcome:
                 "p99",
                 "saves refused",
             ),
-            tuple(writing),
+            tuple(
+                (
+                    own.share,
+                    own.seen.new_bytes / 1e9,
+                    own.seen.value_bytes / own.seen.new_bytes,
+                    own.seen.handed_bytes / own.seen.new_bytes,
+                    *(quantile(own.seen.promote_ms, q) for q in (0.5, 0.9, 0.99)),
+                    *(quantile(own.seen.save_ms, q) for q in (0.5, 0.9, 0.99)),
+                    own.seen.refused,
+                )
+                for own in found
+            ),
             "Each block has a header of up to 4 KiB, an eighth of its page at this scale and a thousandth of a block of 4 MiB; all "
-            "writes "
-            "include the index. Saves are durable. Promotes restore into arrays and check every byte.",
+            "writes include the index. Saves are durable. Promotes restore into arrays and check every byte.",
         ),
     ]
-    outcome.plots = [
-        Plot(
-            "hit-rate", "Tokens found again, by the cap", "cap, % of the distinct blocks", "share of all tokens", lines, log_x=True
-        )
-    ]
-    return outcome
-
-
-def _figures(seen: _Replay, best: Reuse, lru: Reuse, held: int, lru_held: Reuse) -> dict[str, Any]:
-    return {
-        "cap_bytes": seen.cap,
-        "cap_blocks": seen.blocks,
-        "held_blocks": held,
-        "hit_rate": seen.rate,
-        "optimum_rate": best.rate,
-        "lru_rate": lru.rate,
-        "lru_rate_of_held": lru_held.rate,
-        "new_bytes": seen.new_bytes,
-        "block_bytes": seen.value_bytes,
-        "handed_bytes": seen.handed_bytes,
-        "refused": seen.refused,
-        "evicted_nodes": seen.evicted_nodes,
-        "promote_ms": {"p50": median(seen.promote_ms), "p99": quantile(seen.promote_ms, 0.99)},
-        "save_ms": {"p50": median(seen.save_ms), "p99": quantile(seen.save_ms, 0.99)},
-        "seconds": seen.seconds,
-        "end": seen.stats,
+    lines: dict[str, list[tuple[float, float]]] = {
+        "kvstore": [(own.share, own.seen.rate) for own in found],
+        "optimum": [(own.share, own.best.rate) for own in found],
+        "LRU over blocks": [(own.share, own.lru.rate) for own in found],
     }
+    outcome.plots = [
+        Plot("hit-rate", "Tokens found again", "cap, % of the distinct blocks", "share of all tokens", lines, log_x=True)
+    ]
 
 
 BENCH = Bench(
@@ -284,10 +323,7 @@ BENCH = Bench(
     _needs,
     _run,
     "Each request restores the longest stored prefix of its prompt (but for its last token) into arrays and then saves the prompt, "
-    "durably. "
-    "The rows of a token are scaled down to 56 bytes, so that a block of 512 tokens fills one page of the file with its header. "
-    "Answers "
-    "are not stored, since the trace says nothing of their tokens; a prompt that contains an earlier answer brings them. The "
-    "optimum "
-    "and plain LRU are computed from the same trace.",
+    "durably. The rows of a token are scaled down to 56 bytes, so that a block of 512 tokens fills one page of the file with its "
+    "header. Answers are not stored, since the trace says nothing of their tokens; a prompt that contains an earlier answer brings "
+    "them. The optimum and plain LRU are computed from the same trace.",
 )

@@ -121,8 +121,8 @@ def _run(context: Context) -> Outcome:
             left = (time.perf_counter() - began) / (place + 1) * (count - place - 1)
             context.say(f"turn {place + 1} of {count}: {length} tokens" + (f", about {left:.0f} s left" if left >= 1 else ""))
         stats = store.stats()
-    outcome = Outcome()
-    outcome.figures = {
+    outcome = context.outcome
+    outcome.figures |= {
         "token_bytes": TOKEN_BYTES,
         "block_tokens": layout.block_tokens,
         "file_bytes": stats.file_bytes,
@@ -144,11 +144,10 @@ def _describe(outcome: Outcome, turns: list[_Turn]) -> None:
         f"written {handed / 1e9:.3f} GB for {new / 1e9:.3f} GB of new rows ({handed / new:.3f}); writing every turn whole would be "
         f"{whole / 1e9:.1f} GB ({whole / new:.1f})",
         f"cascade, median: returns after {median([t.cascade for t in later]) * 1e3:.1f} ms, durable after "
-        f"{median(durable) * 1e3:.1f} ms, "
-        f"p99 {quantile(durable, 0.99) * 1e3:.1f} ms; plain writes {median(plain) * 1e3:.1f} ms; {ratio:.2f} of their speed",
+        f"{median(durable) * 1e3:.1f} ms, p99 {quantile(durable, 0.99) * 1e3:.1f} ms; plain writes {median(plain) * 1e3:.1f} ms; "
+        f"{ratio:.2f} of their speed",
         f"promote in a new process: last turn {turns[-1].promote * 1e3:.1f} ms for {turns[-1].whole_bytes / 1e9:.2f} GB, plain "
-        "reads "
-        f"{turns[-1].plain_read * 1e3:.1f} ms; {read:.2f} of their speed, the median of all turns; opening "
+        f"reads {turns[-1].plain_read * 1e3:.1f} ms; {read:.2f} of their speed, the median of all turns; opening "
         f"{median([t.opening for t in turns]) * 1e3:.1f} ms",
     ]
     shown = turns if len(turns) <= 12 else [turns[n] for n in sorted({*range(0, len(turns), 5), 9, len(turns) - 1})]
@@ -188,9 +187,8 @@ def _describe(outcome: Outcome, turns: list[_Turn]) -> None:
             ),
             tuple(rows),
             "Written is what the process handed to write calls, the index and the tail's block included. Plain writes append the "
-            "new rows "
-            "to a file, with fdatasync every 8 MiB. A promote is the first one of a new process; plain reads bring as many bytes "
-            "from the page cache into the same arrays with two threads, and check nothing.",
+            "new rows to a file, with fdatasync every 8 MiB. A promote is the first one of a new process; plain reads bring as "
+            "many bytes from the page cache into the same arrays with two threads, and check nothing.",
         ),
         Table(
             "All turns together",
@@ -228,8 +226,6 @@ BENCH = Bench(
     _needs,
     _run,
     "One tier cascades each turn (until it returns, and until `flush` says that it is durable). After each turn a new process "
-    "opens the store "
-    "and promotes the whole conversation into arrays. Beside it the new rows are appended to a plain file with fdatasync, and the "
-    "new "
-    "process reads that file; which of the two comes first alternates.",
+    "opens the store and promotes the whole conversation into arrays. Beside it the new rows are appended to a plain file with "
+    "fdatasync, and the new process reads that file; which of the two comes first alternates.",
 )
