@@ -1,4 +1,8 @@
-"""Other ways to find the longest known prefix of a prompt, all in memory: what a server has without a store."""
+"""Other ways to find the longest known prefix of a prompt, all in memory: what a server has without a store.
+
+Needs numpy and blake3 alone. Another environment's index (a server's radix tree, say) is measured beside these by giving it the two
+methods of `PrefixIndex` and asking it for `benches.prefixes.prompts`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from typing import Protocol
 
 from blake3 import blake3
 
-from benches.sessions import Array
+from benches.prefixes import Prompt
 
 __all__ = ["BlockHashes", "PrefixIndex"]
 
@@ -14,10 +18,10 @@ __all__ = ["BlockHashes", "PrefixIndex"]
 class PrefixIndex(Protocol):
     """Knows sessions, and finds of how many leading tokens of a prompt it knows the state."""
 
-    def add(self, tokens: Array) -> None:
+    def add(self, tokens: Prompt) -> None:
         """Note a session."""
 
-    def match(self, tokens: Array) -> int:
+    def match(self, tokens: Prompt) -> int:
         """How many leading tokens are known."""
 
 
@@ -34,14 +38,14 @@ class BlockHashes:
         self._block = block
         self._known: dict[bytes, int] = {}
 
-    def add(self, tokens: Array) -> None:
+    def add(self, tokens: Prompt) -> None:
         """See `PrefixIndex.add`."""
         before = b""
         for stop in range(self._block, tokens.size + 1, self._block):
             before = blake3(before + tokens[stop - self._block : stop].tobytes()).digest()
             self._known[before] = len(self._known)
 
-    def match(self, tokens: Array) -> int:
+    def match(self, tokens: Prompt) -> int:
         """See `PrefixIndex.match`."""
         raw, step, before = tokens.tobytes(), 4 * self._block, b""
         for at in range(0, len(raw) - step + 1, step):

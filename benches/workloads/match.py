@@ -9,20 +9,17 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from benches.filling import fill
 from benches.harness import Bench, Context, Needs, Outcome, Plot, Size, Table, Target, median, quantile
 from benches.indexes import BlockHashes
-from benches.sessions import Array, random_tokens
+from benches.prefixes import BLOCK, LONG, PREFIXES, SESSION, SHARED, Prompt, prompts, random_tokens, session
+from benches.sessions import Array
 from kvstore import Layout, Store, Stream
 
 __all__ = ["BENCH"]
 
-Prompt = npt.NDArray[np.uint32]
-
-_PREFIXES, _SHARED, _SESSION = 10, 1000, 1536  # where sessions part lies inside a block
-_BLOCK, _SERVER_BLOCK = 512, 16
+_SERVER_BLOCK = 16
 _SERVER_MOST = 10_000  # sessions whose hashes by small blocks are kept: more would take gigabytes
 _SESSION_DISK = 72 << 10  # bytes of a session in the file: two blocks of a page, and its part of the index
 _LIMIT_MS, _LIMIT_GROWTH = 1.0, 2.0
@@ -41,12 +38,7 @@ def _needs(size: Size) -> Needs:
 
 def _layout() -> Layout:
     """8 bytes a token, so that a block takes one page."""
-    return Layout(streams=(Stream("kv", "u8", (8,)),), block_tokens=_BLOCK, model="bench-match")
-
-
-def _session(number: int) -> Prompt:
-    prefix = random_tokens(10_000_000 + number % _PREFIXES, _SHARED)
-    return np.concatenate([prefix, random_tokens(number, _SESSION - _SHARED)])
+    return Layout(streams=(Stream("kv", "u8", (8,)),), block_tokens=BLOCK, model="bench-match")
 
 
 def _rows(tokens: Prompt) -> dict[str, Array]:
@@ -71,11 +63,11 @@ class _Known:
             self.close()
             raise
         small = [_SERVER_BLOCK] if sessions <= _SERVER_MOST else []
-        self.dictionaries = {block: BlockHashes(block) for block in [_BLOCK, *small]}
+        self.dictionaries = {block: BlockHashes(block) for block in [BLOCK, *small]}
         for dictionary in self.dictionaries.values():
             dictionary.add(long)
             for number in range(sessions):
-                dictionary.add(_session(number))
+                dictionary.add(session(number))
 
     def _fill(self, long: Prompt) -> None:
         """Save the sessions, the long one in their middle."""
@@ -86,7 +78,7 @@ class _Known:
                 if number % 10_000 == 9999:
                     left = (time.perf_counter() - began) / number * (self.sessions - number)
                     self._context.say(f"saving {self.sessions} sessions: {number + 1}, about {left:.0f} s left")
-                tokens = _session(number)
+                tokens = session(number)
                 yield tokens, _rows(tokens)
 
         half = self.sessions // 2
@@ -117,23 +109,6 @@ def _named(block: int) -> str:
     return f"dictionary, blocks of {block}"
 
 
-def _prompts(long: Prompt) -> dict[str, tuple[str, Prompt, int]]:
-    """What is looked for: what it is, and how many tokens of it are known."""
-    middle = long.size // 2 // _BLOCK * _BLOCK + 100  # inside a block
-    divergent, own = long.copy(), _session(3)
-    divergent[middle] += 1
-    own[_SHARED + 200] += 1
-    other = np.concatenate([_session(3)[:_SHARED], random_tokens(78, long.size - _SHARED)])
-    return {
-        "long": ("a long session", long, long.size),
-        "long_divergent": ("the same, other from inside a block in its middle on", divergent, middle),
-        "session": ("a short session", _session(3), _SESSION),
-        "session_divergent": ("the same, other from inside its last block on", own, _SHARED + 200),
-        "prefix": ("a long prompt that begins as many sessions do", other, _SHARED),
-        "miss": ("a long prompt that nobody knows", random_tokens(77, long.size), 0),
-    }
-
-
 def _time(known: list[_Known], prompt: Prompt, expected: int, calls: int) -> dict[tuple[int, str], list[float]]:
     """Milliseconds of each call, by number of sessions and side. All take turns; slow sides are called less often."""
     sides = {(own.sessions, name): side for own in known for name, side in own.sides().items()}
@@ -154,7 +129,7 @@ def _time(known: list[_Known], prompt: Prompt, expected: int, calls: int) -> dic
 
 def _run(context: Context) -> Outcome:
     length, counts, compared, calls = _SIZES[context.size]
-    long = random_tokens(99, length)
+    long = random_tokens(LONG, length)
     outcome = context.outcome
     rows: list[tuple[Any, ...]] = []
     lines: dict[str, list[tuple[float, float]]] = {}
@@ -164,7 +139,7 @@ def _run(context: Context) -> Outcome:
             known.append(_Known(context, sessions, long))
             stack.callback(known[-1].close)
         outcome.figures["fill_seconds"] = {str(own.sessions): own.fill_seconds for own in known}
-        for name, (what, prompt, expected) in _prompts(long).items():
+        for name, (what, prompt, expected) in prompts(long).items():
             context.say(f"matching: {what}")
             times = _time(known, prompt, expected, calls)
             medians = {key: median(t) for key, t in times.items()}
@@ -179,14 +154,14 @@ def _run(context: Context) -> Outcome:
             }
             for (sessions, side), t in times.items():
                 # against the dictionary that a store of the same blocks would have
-                ratio = medians[sessions, side] / medians[sessions, _named(_BLOCK)]
+                ratio = medians[sessions, side] / medians[sessions, _named(BLOCK)]
                 rows.append((what, sessions, side, *(quantile(t, q) for q in (0.5, 0.9, 0.99)), ratio))
                 lines.setdefault(f"{name.replace('_', ', ')}: {side}", []).append((sessions, medians[sessions, side]))
             few, many = (medians[sessions, "kvstore"] for sessions in compared)
             growth = many / few
             outcome.figures[name]["growth"] = growth
             shown = "; ".join(f"{s} sessions p50 {medians[s, 'kvstore']:.3f} ms" for s in counts)
-            slow = f"{medians[counts[-1], _named(_BLOCK)]:.3f}"
+            slow = f"{medians[counts[-1], _named(BLOCK)]:.3f}"
             outcome.lines.append(f"{what} ({prompt.size} tokens, {expected} known): {shown}; dictionary {slow} ms at {counts[-1]}")
             if name == "long":
                 outcome.targets = [
@@ -195,8 +170,8 @@ def _run(context: Context) -> Outcome:
                 ]
     outcome.tables = [
         Table(
-            f"Finding the longest known prefix of a prompt (long: {length} tokens; short: {_SESSION}), ms",
-            ("prompt", "sessions", "by", "p50", "p90", "p99", f"time, of a dictionary's by blocks of {_BLOCK}"),
+            f"Finding the longest known prefix of a prompt (long: {length} tokens; short: {SESSION}), ms",
+            ("prompt", "sessions", "by", "p50", "p90", "p99", f"time, of a dictionary's by blocks of {BLOCK}"),
             tuple(rows),
             "A dictionary holds a BLAKE3 hash for each whole block of a session and all that precedes it; it is in memory, gone "
             f"with its process, compares no tokens and finds whole blocks only. Blocks of {_SERVER_BLOCK} are what servers have; "
@@ -216,7 +191,7 @@ BENCH = Bench(
     "find the longest stored prefix of a 100,000-token prompt among 10 to 100,000 sessions",
     _needs,
     _run,
-    f"Sessions of {_SESSION} tokens, of which the first {_SHARED} are those of one of {_PREFIXES} prefixes, and one of 100,000. A "
+    f"Sessions of {SESSION} tokens, of which the first {SHARED} are those of one of {PREFIXES} prefixes, and one of 100,000. A "
     "store for each number of sessions, all open at once; every call goes to the next store and the next side. Nothing is "
     "restored.",
 )
