@@ -1,4 +1,4 @@
-"""What `match` looks for, and among what. Needs numpy alone, so that another environment's Python can ask its own index the same."""
+"""What `match` looks for, and among what. Needs numpy alone, so that another environment can ask an index of its own the same."""
 
 from __future__ import annotations
 
