@@ -200,7 +200,7 @@ class _Session:
         if length != self.point.tokens:
             raise AssertionError(f"{length} of {self.point.tokens} tokens are stored")
 
-    def check(self, namespace: Namespace, pool: ThreadPoolExecutor) -> None:
+    def check(self, namespace: Namespace) -> None:
         """See that what is restored is what was saved."""
         with namespace.lease(self.prompt) as lease:
             lease.copy_into(self.into)
@@ -224,7 +224,7 @@ def _measure(context: Context, point: _Point, threads: int, way: direct.Way | No
             plain = PlainFile(session.plain_path, session.into, pool, threads)
             try:
                 namespace = store.namespace(session.layout)
-                session.check(namespace, pool)
+                session.check(namespace)
                 sides = session.warm_sides(namespace, plain)
                 for side in sides.values():  # every map has been in use
                     side()

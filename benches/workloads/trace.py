@@ -303,8 +303,10 @@ def _describe(outcome: Outcome, source: str, found: list[_Found]) -> None:
                 )
                 for own in found
             ),
-            "Each block has a header of up to 4 KiB, an eighth of its page at this scale and a thousandth of a block of 4 MiB; all "
-            "writes include the index. Saves are durable. Promotes restore into arrays and check every byte.",
+            "Each block has a header of up to 4 KiB: an eighth of its page at this scale, a thousandth of a block of 4 MiB. All "
+            "writes include the index, of which a block that comes or goes changes one or two pages of 32 KiB whatever its size: "
+            "more than the rows here, and a hundredth of a block of 4 MiB. Saves are durable. Promotes restore into arrays and "
+            "check every byte.",
         ),
     ]
     lines: dict[str, list[tuple[float, float]]] = {
