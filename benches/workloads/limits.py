@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,7 @@ def _processor(context: Context, source: Bytes, file: Path) -> dict[str, list[fl
                     **{f"CRC32C ({path})": (crc32c_with, [(path, part) for part in parts]) for path in crc32c_paths()},
                 }
                 for name, (call, arguments) in work.items():
-                    sides[name + who] = lambda call=call, arguments=arguments, every=every: shared.over(  # type: ignore[misc]
-                        call, arguments, every=every
-                    )
+                    sides[name + who] = partial(shared.over, call, arguments, every=every)
             return pairs(context, "copies, sums, hashes", rounds, sides)
     finally:
         del view, mapped

@@ -25,7 +25,7 @@ _EVERY = 5.0  # seconds between lines of progress within a prompt
 _ROW_BYTES = 24 << 10  # of a token of this model, about
 # (tokens of the first prompts, users)
 _SIZES: dict[Size, tuple[tuple[int, ...], int]] = {
-    "full": ((1000, 3000, 6000), 3),
+    "full": ((1000, 2000, 4000), 3),
     "quick": ((1000,), 3),
     "smallest": ((SHORTEST,), 2),
 }
