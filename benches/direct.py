@@ -1,4 +1,4 @@
-"""Reading a file past the page cache, without this package: what the device gives."""
+"""Reading and writing a file past the page cache, without this package: what the device gives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from benches import pagecache
 
-__all__ = ["DEPTHS", "SIZES", "Way", "best_way", "read_all"]
+__all__ = ["DEPTHS", "SIZES", "Way", "best_way", "read_all", "write_all"]
 
 SIZES = (256 << 10, 1 << 20, 4 << 20)  # bytes of a read
 DEPTHS = (1, 2, 4, 8)  # reads at once
@@ -65,6 +65,31 @@ def read_all(path: Path, way: Way, length: int) -> float:
     Each of the threads reads into a buffer of its own, touched beforehand, over and over: nothing is kept.
     """
     pagecache.drop(path)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+    try:
+        return _side_by_side(way, length, lambda buffer, at: os.preadv(fd, [buffer], at))
+    finally:
+        os.close(fd)
+
+
+def write_all(path: Path, way: Way, length: int) -> float:
+    """Write the first `length` bytes of a file anew with O_DIRECT, in order; give the seconds until they are durable.
+
+    The file exists and is that long already, so that no space has to be found. `length` is a multiple of 4 KiB.
+    """
+    pagecache.drop(path)
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT)
+    try:
+        start = time.perf_counter()
+        _side_by_side(way, length, lambda buffer, at: os.pwritev(fd, [buffer[: min(way.size, length - at)]], at))
+        os.fdatasync(fd)
+        return time.perf_counter() - start
+    finally:
+        os.close(fd)
+
+
+def _side_by_side(way: Way, length: int, move: Callable[[memoryview, int], int]) -> float:
+    """Let threads move the pieces of a file, each with a buffer of its own; give the seconds."""
     size = way.size
     buffers = [_buffer(size, way.huge) for _ in range(way.depth)]
     pieces = iter(range(0, length, size))
@@ -78,34 +103,33 @@ def read_all(path: Path, way: Way, length: int) -> float:
                     at = next(pieces, None)
                 if at is None:
                     return
-                if os.preadv(fd, [buffer], at) < min(size, length - at):
-                    raise OSError(f"a short read at {at} of {path}")
+                if move(buffer, at) < min(size, length - at):
+                    raise OSError(f"a short read or write at {at}")
         except BaseException as error:
             failed.append(error)
 
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-    try:
-        threads = [threading.Thread(target=work, args=(buffer,)) for buffer in buffers]
-        start = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        seconds = time.perf_counter() - start
-    finally:
-        os.close(fd)
+    threads = [threading.Thread(target=work, args=(buffer,)) for buffer in buffers]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.perf_counter() - start
     if failed:
         raise failed[0]
     return seconds
 
 
-def best_way(path: Path, length: int, rounds: int, say: Callable[[str], None]) -> tuple[Way, dict[str, list[float]]]:
+def best_way(
+    path: Path, length: int, rounds: int, say: Callable[[str], None], *, write: bool = False
+) -> tuple[Way, dict[str, list[float]]]:
     """Try all ways, and give the one with the least median time, with the seconds of all."""
     seconds: dict[Way, list[float]] = {}
+    move, what = (write_all, "writes") if write else (read_all, "reads")
     ways = [Way(size, depth, huge) for size in SIZES for depth in DEPTHS for huge in (False, True)]
     for place in range(rounds):
         for way in ways if place % 2 == 0 else reversed(ways):
-            seconds.setdefault(way, []).append(read_all(path, way, length))
-        say(f"raw reads, {len(ways)} ways: {place + 1} of {rounds}")
+            seconds.setdefault(way, []).append(move(path, way, length))
+        say(f"raw {what}, {len(ways)} ways: {place + 1} of {rounds}")
     best = min(seconds, key=lambda way: sorted(seconds[way])[len(seconds[way]) // 2])
     return best, {str(way): taken for way, taken in seconds.items()}

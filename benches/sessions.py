@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benches.prefixes import random_tokens
 from kvstore import Layout, Stream
 
 __all__ = ["TOKEN_BYTES", "arrays_for", "bytes_of", "large_layout", "pieces", "random_tokens", "small_layout", "touched"]
@@ -26,11 +27,6 @@ def large_layout() -> Layout:
 def small_layout() -> Layout:
     """64 bytes a token: where only the index matters."""
     return Layout(streams=(Stream("k", "u8", (32,)), Stream("v", "u8", (32,))), model="bench-64")
-
-
-def random_tokens(seed: int, count: int) -> npt.NDArray[np.uint32]:
-    """Tokens of a vocabulary of 128k."""
-    return np.random.default_rng(seed).integers(0, 128_000, count, dtype=np.uint32)
 
 
 def touched(layout: Layout, tokens: int) -> dict[str, Array]:

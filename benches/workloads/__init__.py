@@ -3,25 +3,50 @@
 from __future__ import annotations
 
 from benches.harness import Bench
-from benches.workloads import churn, cold, kernel, layers, lease, mapped, match, memory, restore, save, sharing, turn
+from benches.workloads import (
+    churn,
+    cold,
+    kernel,
+    layers,
+    lease,
+    limits,
+    mapped,
+    match,
+    memory,
+    needle,
+    processes,
+    restore,
+    save,
+    sharing,
+    sizes,
+    trace,
+    turn,
+    turns,
+)
 
 __all__ = ["BENCHES"]
 
 BENCHES: dict[str, Bench] = {
     module.BENCH.name: module.BENCH
     for module in (
+        limits,
         match,
         lease,
         turn,
+        turns,
         restore,
         kernel,
         cold,
         layers,
         mapped,
         save,
+        sizes,
         memory,
+        processes,
         churn,
         sharing,
+        needle,
+        trace,
     )
 }
 """By name, in the order in which `all` runs them."""

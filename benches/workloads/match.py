@@ -1,127 +1,197 @@
-"""match: how long it takes to find the longest stored prefix of a long prompt, among many sessions."""
+"""match: how long it takes to find the longest stored prefix of a prompt, among ever more sessions with prefixes in common."""
 
 from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from benches.harness import Bench, Context, Needs, Outcome, Size, Target, median, quantile
-from benches.sessions import Array, random_tokens, small_layout
-from kvstore import Namespace, Store
+from benches.filling import fill
+from benches.harness import Bench, Context, Needs, Outcome, Plot, Size, Table, Target, median, quantile
+from benches.indexes import BlockHashes
+from benches.prefixes import BLOCK, LONG, PREFIXES, SESSION, SHARED, Prompt, prompts, random_tokens, session
+from benches.sessions import Array
+from kvstore import Layout, Store, Stream
 
 __all__ = ["BENCH"]
 
-Prompt = npt.NDArray[np.uint32]
-
-_PREFIXES, _SHARED, _SESSION = 10, 1000, 2000
+_SERVER_BLOCK = 16
+_SERVER_MOST = 10_000  # sessions whose hashes by small blocks are kept: more would take gigabytes
+_SESSION_DISK = 72 << 10  # bytes of a session in the file: two blocks of a page, and its part of the index
 _LIMIT_MS, _LIMIT_GROWTH = 1.0, 2.0
-# (long prompt, sessions in the smaller store and in the larger one, calls)
-_SIZES: dict[Size, tuple[int, int, int, int]] = {
-    "full": (100_000, 1000, 10_000, 2000),
-    "quick": (100_000, 100, 1000, 1000),
-    "smallest": (6000, 10, 30, 50),
+# (long prompt, sessions in the stores, the two of them that the targets compare, calls)
+_SIZES: dict[Size, tuple[int, tuple[int, ...], tuple[int, int], int]] = {
+    "full": (100_000, (10, 100, 1000, 10_000, 100_000), (1000, 10_000), 1000),
+    "quick": (100_000, (10, 100, 1000), (100, 1000), 300),
+    "smallest": (6000, (10, 30), (10, 30), 20),
 }
 
 
 def _needs(size: Size) -> Needs:
-    _, few, many, _ = _SIZES[size]
-    return Needs(disk=(few + many) * (1 << 18) + (256 << 20), memory=1 << 30)
+    _, counts, _, _ = _SIZES[size]
+    return Needs(disk=sum(counts) * _SESSION_DISK + len(counts) * (64 << 20), memory=(1 << 30) + max(counts) * (8 << 10))
 
 
-def _session(number: int) -> Prompt:
-    prefix = random_tokens(10_000_000 + number % _PREFIXES, _SHARED)
-    return np.concatenate([prefix, random_tokens(number, _SESSION - _SHARED)])
+def _layout() -> Layout:
+    """8 bytes a token, so that a block takes one page."""
+    return Layout(streams=(Stream("kv", "u8", (8,)),), block_tokens=BLOCK, model="bench-match")
 
 
-def _save(namespace: Namespace, tokens: Prompt) -> None:
-    arrays: dict[str, Array] = {}
-    for stream in namespace.layout.streams:
-        # the tokens stand in the rows, so that no two sessions share a block by accident
-        rows = np.zeros(stream.array_shape(tokens.size), np.uint8)
-        rows[:, :4] = tokens.view(np.uint8).reshape(-1, 4)
-        arrays[stream.name] = rows
-    namespace.save(tokens, arrays)
+def _rows(tokens: Prompt) -> dict[str, Array]:
+    """Rows in which the tokens stand, and who wrote them: no two sessions share a block by accident."""
+    rows = np.empty((tokens.size, 2), np.uint32)
+    rows[:, 0], rows[:, 1] = tokens, tokens[-1]
+    return {"kv": rows.view(np.uint8)}
 
 
-def _fill(context: Context, namespace: Namespace, sessions: int, long: Prompt) -> None:
-    began = time.perf_counter()
-    for number in range(sessions):
-        if number == sessions // 2:
-            _save(namespace, long)
-        _save(namespace, _session(number))
-        if number % 500 == 499:
-            left = (time.perf_counter() - began) / (number + 1) * (sessions - number - 1)
-            context.say(f"saving sessions: {number + 1} of {sessions}, about {left:.0f} s left")
+class _Known:
+    """One number of sessions: a store that holds them, and dictionaries that know them."""
+
+    def __init__(self, context: Context, sessions: int, long: Prompt) -> None:
+        self.sessions = sessions
+        self._context = context
+        self._path = context.scratch / f"store{sessions}"
+        self._store = Store.open(self._path, max_bytes=sessions * _SESSION_DISK * 5 // 4 + (64 << 20))
+        self.namespace = self._store.namespace(_layout())
+        try:
+            self._fill(long)
+        except BaseException:
+            self.close()
+            raise
+        small = [_SERVER_BLOCK] if sessions <= _SERVER_MOST else []
+        self.dictionaries = {block: BlockHashes(block) for block in [BLOCK, *small]}
+        for dictionary in self.dictionaries.values():
+            dictionary.add(long)
+            for number in range(sessions):
+                dictionary.add(session(number))
+
+    def _fill(self, long: Prompt) -> None:
+        """Save the sessions, the long one in their middle."""
+        began = time.perf_counter()
+
+        def made(numbers: range) -> Iterator[tuple[Prompt, dict[str, Array]]]:
+            for number in numbers:
+                if number % 10_000 == 9999:
+                    left = (time.perf_counter() - began) / number * (self.sessions - number)
+                    self._context.say(f"saving {self.sessions} sessions: {number + 1}, about {left:.0f} s left")
+                tokens = session(number)
+                yield tokens, _rows(tokens)
+
+        half = self.sessions // 2
+        fill(self.namespace, made(range(half)))
+        self.namespace.save(long, _rows(long))
+        fill(self.namespace, made(range(half, self.sessions)))
+        self.fill_seconds = time.perf_counter() - began
+        found = self._store.verify()
+        if not found.ok or found.nodes < self.sessions:
+            raise AssertionError(f"the store that was filled is not what saves make: {found}")
+
+    def sides(self) -> dict[str, tuple[Callable[[Prompt], int], int]]:
+        """Ways to look for a prompt's prefix, and to how many tokens each rounds down."""
+
+        def stored(prompt: Prompt) -> int:
+            found = self.namespace.match(prompt)
+            return found.length if found else 0
+
+        sides: dict[str, tuple[Callable[[Prompt], int], int]] = {"kvstore": (stored, 1)}
+        return sides | {_named(block): (known.match, block) for block, known in self.dictionaries.items()}
+
+    def close(self) -> None:
+        self._store.close()
+        shutil.rmtree(self._path, ignore_errors=True)
 
 
-def _time(context: Context, namespaces: dict[int, Namespace], prompt: Prompt, expected: int, calls: int) -> dict[int, list[float]]:
-    """Milliseconds of each call. The stores take turns."""
-    for namespace in namespaces.values():
-        match = namespace.match(prompt)
-        if (match.length if match else 0) != expected:
-            raise AssertionError(f"a match of {match}, expected {expected}")
-    times: dict[int, list[float]] = {sessions: [] for sessions in namespaces}
+def _named(block: int) -> str:
+    return f"dictionary, blocks of {block}"
+
+
+def _time(known: list[_Known], prompt: Prompt, expected: int, calls: int) -> dict[tuple[int, str], list[float]]:
+    """Milliseconds of each call, by number of sessions and side. All take turns; slow sides are called less often."""
+    sides = {(own.sessions, name): side for own in known for name, side in own.sides().items()}
+    for key, (match, step) in sides.items():
+        if match(prompt) != expected // step * step:
+            raise AssertionError(f"{key} knows {match(prompt)} tokens of the prompt, expected {expected}")
+    times: dict[tuple[int, str], list[float]] = {key: [] for key in sides}
     clock = time.perf_counter
-    for _ in range(calls):
-        for sessions, namespace in namespaces.items():
+    for call in range(calls):
+        for key, (match, step) in sides.items():
+            if step == _SERVER_BLOCK and call % 10:
+                continue
             start = clock()
-            namespace.match(prompt)
-            times[sessions].append((clock() - start) * 1e3)
+            match(prompt)
+            times[key].append((clock() - start) * 1e3)
     return times
 
 
 def _run(context: Context) -> Outcome:
-    length, few, many, calls = _SIZES[context.size]
-    long = random_tokens(99, length)
-    layout = small_layout()
-    stores: dict[int, Store] = {}
-    outcome = Outcome()
-    try:
-        namespaces = {}
-        for sessions in (few, many):
-            path = context.scratch / f"store{sessions}"
-            stores[sessions] = Store.open(path, max_bytes=max(sessions * (1 << 18) * 2, 512 << 20))
-            namespaces[sessions] = stores[sessions].namespace(layout)
-            _fill(context, namespaces[sessions], sessions, long)
-        divergent = long.copy()
-        divergent[length // 2 + 100] += 1
-        prompts = {
-            "long": (long, length),
-            "long_divergent": (divergent, length // 2 + 100),
-            "session": (_session(3), _SESSION),
-            "miss": (random_tokens(77, length), 0),
-        }
-        for name, (prompt, expected) in prompts.items():
-            context.say(f"matching: {name}")
-            times = _time(context, namespaces, prompt, expected, calls)
-            medians = {sessions: median(t) for sessions, t in times.items()}
-            growth = medians[many] / medians[few]
+    length, counts, compared, calls = _SIZES[context.size]
+    long = random_tokens(LONG, length)
+    outcome = context.outcome
+    rows: list[tuple[Any, ...]] = []
+    lines: dict[str, list[tuple[float, float]]] = {}
+    with ExitStack() as stack:
+        known: list[_Known] = []
+        for sessions in counts:
+            known.append(_Known(context, sessions, long))
+            stack.callback(known[-1].close)
+        outcome.figures["fill_seconds"] = {str(own.sessions): own.fill_seconds for own in known}
+        for name, (what, prompt, expected) in prompts(long).items():
+            context.say(f"matching: {what}")
+            times = _time(known, prompt, expected, calls)
+            medians = {key: median(t) for key, t in times.items()}
             outcome.figures[name] = {
                 "prompt_tokens": int(prompt.size),
                 "matched_tokens": expected,
                 "calls": calls,
-                "growth": growth,
                 "ms": {
-                    str(sessions): {"p50": median(t), "p90": quantile(t, 0.9), "p99": quantile(t, 0.99)}
-                    for sessions, t in times.items()
+                    f"{sessions}, {side}": {"p50": median(t), "p90": quantile(t, 0.9), "p99": quantile(t, 0.99)}
+                    for (sessions, side), t in times.items()
                 },
             }
-            row = "; ".join(f"{n} sessions p50 {medians[n]:.3f} ms, p99 {quantile(t, 0.99):.3f} ms" for n, t in times.items())
-            outcome.lines.append(f"{name} ({prompt.size} tokens, {expected} matched): {row}; ratio {growth:.2f}")
+            for (sessions, side), t in times.items():
+                # against the dictionary that a store of the same blocks would have
+                ratio = medians[sessions, side] / medians[sessions, _named(BLOCK)]
+                rows.append((what, sessions, side, *(quantile(t, q) for q in (0.5, 0.9, 0.99)), ratio))
+                lines.setdefault(f"{name.replace('_', ', ')}: {side}", []).append((sessions, medians[sessions, side]))
+            few, many = (medians[sessions, "kvstore"] for sessions in compared)
+            growth = many / few
+            outcome.figures[name]["growth"] = growth
+            shown = "; ".join(f"{s} sessions p50 {medians[s, 'kvstore']:.3f} ms" for s in counts)
+            slow = f"{medians[counts[-1], _named(BLOCK)]:.3f}"
+            outcome.lines.append(f"{what} ({prompt.size} tokens, {expected} known): {shown}; dictionary {slow} ms at {counts[-1]}")
             if name == "long":
                 outcome.targets = [
-                    Target(f"median at {few} sessions, ms", medians[few], _LIMIT_MS),
-                    Target(f"median at {many} sessions over that at {few}", growth, _LIMIT_GROWTH),
+                    Target(f"median at {compared[0]} sessions, ms", few, _LIMIT_MS),
+                    Target(f"median at {compared[1]} sessions over that at {compared[0]}", growth, _LIMIT_GROWTH),
                 ]
-    finally:
-        for store in stores.values():
-            store.close()
-        for path in context.scratch.glob("store*"):
-            shutil.rmtree(path, ignore_errors=True)
+    outcome.tables = [
+        Table(
+            f"Finding the longest known prefix of a prompt (long: {length} tokens; short: {SESSION}), ms",
+            ("prompt", "sessions", "by", "p50", "p90", "p99", f"time, of a dictionary's by blocks of {BLOCK}"),
+            tuple(rows),
+            "A dictionary holds a BLAKE3 hash for each whole block of a session and all that precedes it; it is in memory, gone "
+            f"with its process, compares no tokens and finds whole blocks only. Blocks of {_SERVER_BLOCK} are what servers have; "
+            f"beyond {_SERVER_MOST} sessions they would take most of a gigabyte here. kvstore finds the exact token, in the file's "
+            "index.",
+        )
+    ]
+    plotted = {name: points for name, points in lines.items() if name.startswith(("long:", "miss:", "session:"))}
+    outcome.plots = [
+        Plot("sessions", "Finding a prefix among ever more sessions", "sessions", "ms, p50", plotted, log_x=True, log_y=True)
+    ]
     return outcome
 
 
-BENCH = Bench("match", "find the longest stored prefix of a 100,000-token prompt among 1,000 and 10,000 sessions", _needs, _run)
+BENCH = Bench(
+    "match",
+    "find the longest stored prefix of a 100,000-token prompt among 10 to 100,000 sessions",
+    _needs,
+    _run,
+    f"Sessions of {SESSION} tokens, of which the first {SHARED} are those of one of {PREFIXES} prefixes, and one of 100,000. A "
+    "store for each number of sessions, all open at once; every call goes to the next store and the next side. Nothing is "
+    "restored.",
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,15 +12,15 @@ import numpy.typing as npt
 
 from benches import pagecache
 from benches.harness import Bench, Context, Needs, Outcome, Plot, Size, Table, Target, median, pairs
+from benches.plain import PlainFile, write_plain
 from benches.rss import Watch
-from benches.sessions import TOKEN_BYTES, Array, arrays_for, bytes_of, large_layout, pieces, random_tokens, touched
+from benches.sessions import TOKEN_BYTES, Array, arrays_for, bytes_of, large_layout, random_tokens, touched
 from kvstore import Layout, Namespace, Store
 
 __all__ = ["BENCH"]
 
 _THREADS = 2
 _LIMIT = 0.95
-_READ = 1 << 20  # bytes of a read of the other plain copy; from 256 KiB to 4 MiB none was clearly better
 # (tokens, pairs)
 _SIZES: dict[Size, tuple[int, int]] = {"full": (100_000, 9), "quick": (20_000, 7), "smallest": (1500, 2)}
 
@@ -29,64 +28,6 @@ _SIZES: dict[Size, tuple[int, int]] = {"full": (100_000, 9), "quick": (20_000, 7
 def _needs(size: Size) -> Needs:
     total = _SIZES[size][0] * TOKEN_BYTES
     return Needs(disk=3 * total + (256 << 20), memory=3 * total + (1 << 30))
-
-
-def _write_plain(path: Path, arrays: dict[str, Array]) -> None:
-    with path.open("wb", buffering=0) as file:
-        for piece in pieces(arrays, 8 << 20):
-            for part in piece:
-                file.write(part)
-
-
-class _Plain:
-    """The baselines: a plain file with the same bytes, copied out of a map array by array, each cut evenly among the threads, or
-    read into the arrays.
-    """
-
-    def __init__(self, path: Path, into: dict[str, Array], pool: ThreadPoolExecutor) -> None:
-        self._path = path
-        self._into = [a.reshape(-1).view(np.uint8) for a in into.values()]
-        self._pool = pool
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.view: npt.NDArray[np.uint8] = np.memmap(path, np.uint8, mode="r")
-
-    def copy(self) -> None:
-        at = 0
-        work: list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]] = []
-        for array in self._into:
-            source = self.view[at : at + array.size]
-            at += array.size
-            step = -(-array.size // _THREADS)
-            starts = range(0, array.size, step)
-            work += [(array[start : start + step], source[start : start + step]) for start in starts]
-        for _ in self._pool.map(lambda pair: np.copyto(pair[0], pair[1]), work):
-            pass
-
-    def read(self) -> None:
-        at = 0
-        work: list[tuple[npt.NDArray[np.uint8], int]] = []
-        for array in self._into:
-            work += [(array[start : start + _READ], at + start) for start in range(0, array.size, _READ)]
-            at += array.size
-        for got, (array, _) in zip(self._pool.map(lambda one: os.preadv(self._fd, [one[0]], one[1]), work), work, strict=True):
-            if got != array.size:
-                raise AssertionError("a short read of the plain file")
-
-    def map_anew(self) -> None:
-        del self.view
-        self.view = np.memmap(self._path, np.uint8, mode="r")
-
-    def close(self) -> None:
-        del self.view
-        os.close(self._fd)
-
-    def same(self) -> bool:
-        at = 0
-        for array in self._into:
-            if not np.array_equal(array, self.view[at : at + array.size]):
-                return False
-            at += array.size
-        return True
 
 
 class _Stored:
@@ -213,14 +154,14 @@ def _run(context: Context) -> Outcome:
     context.say(f"saving {tokens * TOKEN_BYTES / 1e9:.2f} GB, and writing them to a plain file")
     source = arrays_for(layout, tokens)
     total = bytes_of(source)
-    _write_plain(plain_file, source)
+    write_plain(plain_file, source)
     with Store.open(store_dir, max_bytes=cap) as store:
         store.namespace(layout).save(prompt, source)
     del source
     data = store_dir / "data.mdb"
     into = touched(layout, tokens)
     with ThreadPoolExecutor(_THREADS) as pool:
-        plain = _Plain(plain_file, into, pool)
+        plain = PlainFile(plain_file, into, pool, _THREADS)
         stored = _Stored(store_dir, cap, layout, prompt)
         try:
             stored.restore(into)
@@ -269,7 +210,7 @@ def _run(context: Context) -> Outcome:
     return outcome
 
 
-def _anew(side: _Plain | _Stored, work: Callable[[], None]) -> float:
+def _anew(side: PlainFile | _Stored, work: Callable[[], None]) -> float:
     """Let a side map its file anew, then time its work."""
     side.map_anew()
     start = time.perf_counter()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from benches import pagecache
 from benches.harness import Bench, Context, Needs, Outcome, Size, Table, Target
 from benches.sessions import TOKEN_BYTES, arrays_for, large_layout, random_tokens
+from benches.written import written
 from kvstore import Store
 
 __all__ = ["BENCH"]
@@ -29,20 +29,6 @@ def _needs(size: Size) -> Needs:
     tokens, turns, each = _SIZES[size]
     total = (tokens + turns * each + sum(_OTHER_TURNS) + _CACHED_TURNS * each) * TOKEN_BYTES
     return Needs(disk=2 * total + (256 << 20), memory=total + (512 << 20))
-
-
-def _written() -> tuple[int, int]:
-    """Bytes that this process has caused to be written to storage, and bytes that it has handed to write calls.
-
-    The first are counted when pages of the cache become dirty. A durable save ends clean, so that what the next save changes
-    again is counted again. The kernel keeps a file in pages of up to 2 MiB and counts one whole when a part of it becomes dirty,
-    although it writes only that part: the count is exact only when the file was dropped from the cache before. The second
-    number does not have that, and misses what is written through a map (LMDB is not used in that way here).
-    """
-    found = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    if "write_bytes" not in found:
-        raise OSError("the kernel does not count this process's writes (CONFIG_TASK_IO_ACCOUNTING)")
-    return int(found["write_bytes"]), int(found["wchar"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +86,12 @@ def _run(context: Context) -> Outcome:
             start = base - base % size
             stop = base + length
             rows = {name: a[start:stop] for name, a in arrays.items()}
-            before = _written()
+            before = written()
             saved = namespace.save(prompt[:stop], rows, start=start)
-            after = _written()
+            after = written()
         tail = (base - start) * TOKEN_BYTES
-        written, handed = after[0] - before[0], after[1] - before[1]
-        turns.append(_Turn(dropped, base, length, length * TOKEN_BYTES, tail, written, handed, saved.seconds))
+        storage, handed = after[0] - before[0], after[1] - before[1]
+        turns.append(_Turn(dropped, base, length, length * TOKEN_BYTES, tail, storage, handed, saved.seconds))
         base = stop
     if stayed > 0.01:
         outcome.doubts.append(f"{100 * stayed:.0f}% of the file stayed in the page cache: the kernel counts too much")

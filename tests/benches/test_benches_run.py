@@ -25,7 +25,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kept")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.model) if n == "sharing" else n for n in BENCHES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.model) if n in ("sharing", "needle") else n for n in BENCHES])
 def test_benchmark_runs(name: str, tmp_path: Path, kept: Path, capsys: Capture) -> None:
     """It measures what it says, writes JSON, leaves no scratch, and the report shows it."""
     scratch, out = tmp_path / "scratch", tmp_path / "results"
@@ -99,17 +99,27 @@ def test_unwritable_directory_is_refused(tmp_path: Path, capsys: Capture) -> Non
     assert "--dir" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_interrupt_leaves_no_scratch(number: int, tmp_path: Path) -> None:
-    """Ctrl-C in the middle: a message, status 130, the scratch directory gone."""
-    command = [sys.executable, "-m", "benches", "run", "match", "--quick", "--dir", str(tmp_path), "--results", str(tmp_path / "r")]
+def _children(pid: int) -> list[int]:
+    """All processes under one, as far down as there are."""
+    mine = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [*mine, *(below for child in mine for below in _children(child))]
+
+
+@pytest.mark.parametrize(
+    ("name", "children", "number"),
+    [("match", 1, signal.SIGINT), ("match", 1, signal.SIGTERM), ("match", 1, signal.SIGHUP), ("processes", 6, signal.SIGINT)],
+)
+def test_interrupt_leaves_nothing(name: str, children: int, number: int, tmp_path: Path) -> None:
+    """Ctrl-C in the middle: a message, status 130, the scratch directory and all processes gone."""
+    command = [sys.executable, "-m", "benches", "run", name, "--quick", "--dir", str(tmp_path), "--results", str(tmp_path / "r")]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 20
-        while not any(tmp_path.glob("scratch-*/match/store*")):
+        while not any(tmp_path.glob(f"scratch-*/{name}/store*")) or len(_children(process.pid)) < children:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.02)
+        started = _children(process.pid)
         os.kill(process.pid, number)
         _, error = process.communicate(timeout=20)
     finally:
@@ -119,6 +129,9 @@ def test_interrupt_leaves_no_scratch(number: int, tmp_path: Path) -> None:
     assert "interrupted" in error
     assert "Traceback" not in error
     assert not list(tmp_path.glob("scratch-*"))
+    while any(Path(f"/proc/{child}").exists() for child in started):  # one that was only starting ends when its stdin does
+        assert time.monotonic() < deadline + 40, f"left behind: {started}"
+        time.sleep(0.02)
 
 
 def test_targets_know_their_side() -> None:
