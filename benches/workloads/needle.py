@@ -170,4 +170,5 @@ BENCH = Bench(
     _run,
     "The scenario of `make demo`: a server process takes each prompt cold and cascades; a second and a third one promote each "
     "later turn; an engine without a store, never interrupted, says what every answer, state and logit has to be.",
+    apart=True,
 )
