@@ -17,7 +17,7 @@ import numpy as np
 from benches import direct, pagecache
 from benches.harness import Bench, Context, Needs, Outcome, Plot, Seconds, Size, Table, median, pairs, quantile
 from benches.plain import PlainFile, write_plain
-from benches.sessions import arrays_for, bytes_of, pieces, random_tokens, touched
+from benches.sessions import Array, arrays_for, bytes_of, pieces, random_tokens, touched
 from kvstore import Layout, Namespace, Staging, Store, Stream
 from kvstore.ids import TokenArray
 from kvstore.kernel import default_threads
@@ -26,6 +26,7 @@ __all__ = ["BENCH"]
 
 _PAGE = 4096
 _PIECE = 8 << 20
+_CHUNK = 8 << 20  # bytes of a staging buffer at least: as much as the library takes by default
 _RAW = 256 << 20  # bytes that the ways of reading raw are tried with
 _TRIES: dict[Size, int] = {"full": 3, "quick": 2, "smallest": 1}
 # KiB a token: layers of K and V, bytes of a row
@@ -121,7 +122,12 @@ class _Session:
 
     def warm_sides(self, namespace: Namespace, plain: PlainFile) -> dict[str, Callable[[], float | None]]:
         """Ways from the page cache, each with its lease, by name."""
-        stream_bytes = max(array.nbytes for array in self.source.values())
+        chunk = max(_CHUNK, -(-max(array.nbytes for array in self.source.values()) // _PAGE) * _PAGE)
+        groups: list[list[Stream]] = [[]]
+        for stream in self.layout.streams:
+            if sum(self.source[s.name].nbytes for s in [*groups[-1], stream]) > chunk:
+                groups.append([])
+            groups[-1].append(stream)
 
         def views() -> None:
             with namespace.lease(self.prompt) as lease:
@@ -142,23 +148,16 @@ class _Session:
                 lease.copy_into(self.into, threads=self.threads)
 
         def staged() -> float:
-            with Staging(2 * stream_bytes + 2 * _PAGE, chunk_bytes=stream_bytes) as staging:
+            with Staging(2 * chunk, chunk_bytes=chunk) as staging:
                 buffers = staging.take_many(2)
-                views = [
-                    {s.name: buffers[n % 2].array[: self.source[s.name].nbytes].view(s.view_dtype) for s in self.layout.streams}
-                    for n in (0, 1)
-                ]
                 for buffer in buffers:
                     buffer.array.fill(1)
                 start = time.perf_counter()
                 with namespace.lease(self.prompt) as lease:
                     self._whole(lease.length)
-                    for n, stream in enumerate(self.layout.streams):
-                        into = views[n % 2][stream.name].reshape(stream.array_shape(self.point.tokens))
-                        lease.copy_into({stream.name: into}, threads=self.threads)
-                        del into
+                    for n, group in enumerate(groups):
+                        lease.copy_into(self._within(buffers[n % 2].array, group), threads=self.threads)
                 seconds = time.perf_counter() - start
-                del views
                 for buffer in buffers:
                     staging.give(buffer)
             return seconds
@@ -172,6 +171,16 @@ class _Session:
             "mapped and read": lambda: mapped(touch=True),
             "views": views,
         }
+
+    def _within(self, buffer: Array, streams: list[Stream]) -> dict[str, Array]:
+        """Arrays for some streams, one behind the other in a staging buffer."""
+        arrays, at = {}, 0
+        for stream in streams:
+            size = self.source[stream.name].nbytes
+            rows = buffer[at : at + size].view(stream.view_dtype)
+            arrays[stream.name] = rows.reshape(stream.array_shape(self.point.tokens))
+            at += size
+        return arrays
 
     def cold_sides(self, way: direct.Way) -> dict[str, Callable[[], float | None]]:
         """Ways from the disk, by name. Each gives its seconds, without what drops the file from the cache before."""
@@ -349,7 +358,7 @@ def _describe(outcome: Outcome, measured: list[tuple[_Point, dict[str, Seconds]]
 def _staging_note() -> str:
     with Staging(1 << 20, chunk_bytes=_PAGE) as staging:
         device = staging.device is not None
-    host = "Staged is the host's half of a copy to a device: stream after stream into one of two staging buffers, checked"
+    host = "Staged is the host's half of a copy to a device: a few streams after the other into one of two staging buffers, checked"
     return host + (
         ", and pinned; nothing is sent to the device here."
         if device

@@ -41,6 +41,7 @@ class _Turn:
 
     tokens: int
     new_bytes: int
+    tail_bytes: int
     handed_bytes: int
     cascade: float
     durable: float
@@ -86,7 +87,8 @@ class _Conversation:
             read = read or child.ask("read", path=str(self._plain), length=length)["seconds"]
             child.ask("close")
         new = (length - before) * TOKEN_BYTES
-        return _Turn(length, new, handed, returned - start, durable - start, plain, opening, promote, read)
+        tail = before % self._tier.namespace.layout.block_tokens * TOKEN_BYTES
+        return _Turn(length, new, tail, handed, returned - start, durable - start, plain, opening, promote, read)
 
     def _append(self, before: int, length: int) -> float:
         """Seconds of writing the new rows to the plain file, durably, in pieces."""
@@ -135,14 +137,14 @@ def _run(context: Context) -> Outcome:
 
 def _describe(outcome: Outcome, turns: list[_Turn]) -> None:
     new, handed = sum(t.new_bytes for t in turns), sum(t.handed_bytes for t in turns)
-    whole = sum(t.whole_bytes for t in turns)
+    whole, tails = sum(t.whole_bytes for t in turns), sum(t.tail_bytes for t in turns)
     later = turns[1:] or turns  # the first one makes the store's index, and is larger
     durable, plain = [t.durable for t in later], [t.plain_write for t in later]
     ratio = median([p / d for p, d in zip(plain, durable, strict=True)])
     read = median([t.plain_read / t.promote for t in later])
     outcome.lines = [
-        f"written {handed / 1e9:.3f} GB for {new / 1e9:.3f} GB of new rows ({handed / new:.3f}); writing every turn whole would be "
-        f"{whole / 1e9:.1f} GB ({whole / new:.1f})",
+        f"written {handed / 1e9:.3f} GB for {new / 1e9:.3f} GB of new rows ({handed / new:.3f}) and {tails / 1e9:.3f} GB of tails; "
+        f"writing every turn whole would be {whole / 1e9:.1f} GB ({whole / new:.1f})",
         f"cascade, median: returns after {median([t.cascade for t in later]) * 1e3:.1f} ms, durable after "
         f"{median(durable) * 1e3:.1f} ms, p99 {quantile(durable, 0.99) * 1e3:.1f} ms; plain writes {median(plain) * 1e3:.1f} ms; "
         f"{ratio:.2f} of their speed",
@@ -150,14 +152,15 @@ def _describe(outcome: Outcome, turns: list[_Turn]) -> None:
         f"reads {turns[-1].plain_read * 1e3:.1f} ms; {read:.2f} of their speed, the median of all turns; opening "
         f"{median([t.opening for t in turns]) * 1e3:.1f} ms",
     ]
-    shown = turns if len(turns) <= 12 else [turns[n] for n in sorted({*range(0, len(turns), 5), 9, len(turns) - 1})]
+    shown = turns if len(turns) <= 12 else [turns[n] for n in sorted({*range(0, len(turns), 7), 9, len(turns) - 1})]
     rows: list[tuple[Any, ...]] = [
         (
             turns.index(t) + 1,
             t.tokens,
             t.new_bytes / 2**20,
+            t.tail_bytes / 2**20,
             t.handed_bytes / 2**20,
-            t.handed_bytes / t.new_bytes,
+            t.handed_bytes / (t.new_bytes + t.tail_bytes),
             t.cascade * 1e3,
             t.durable * 1e3,
             t.plain_write * 1e3,
@@ -175,8 +178,9 @@ def _describe(outcome: Outcome, turns: list[_Turn]) -> None:
                 "turn",
                 "tokens",
                 "new, MiB",
+                "rewritten tail, MiB",
                 "written, MiB",
-                "written, of new",
+                "written, of new and tail",
                 "cascade returns, ms",
                 "durable, ms",
                 "plain writes, ms",
@@ -186,9 +190,10 @@ def _describe(outcome: Outcome, turns: list[_Turn]) -> None:
                 "speed of a promote, of plain reads",
             ),
             tuple(rows),
-            "Written is what the process handed to write calls, the index and the tail's block included. Plain writes append the "
-            "new rows to a file, with fdatasync every 8 MiB. A promote is the first one of a new process; plain reads bring as "
-            "many bytes from the page cache into the same arrays with two threads, and check nothing.",
+            "Written is what the process handed to write calls, the index included. The block in which the last turn ended is "
+            "written anew. Plain writes append the new rows to a file, with fdatasync every 8 MiB. A promote is the first one of a "
+            "new process; plain reads bring as many bytes from the page cache into the same arrays with two threads, and check "
+            "nothing.",
         ),
         Table(
             "All turns together",
