@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 
 import lmdb
 
 from kvstore.env import forks
+from kvstore.env.descriptors import writing
 from kvstore.env.transactions import translated
 from kvstore.records.constants import MAX_READERS
 
-__all__ = ["open_lmdb"]
+__all__ = ["open_lmdb", "writer_of"]
+
+_writers: weakref.WeakKeyDictionary[lmdb.Environment, int] = weakref.WeakKeyDictionary()
 
 
 def open_lmdb(path: str, *, metasync: bool = True) -> lmdb.Environment:
@@ -34,6 +38,7 @@ def open_lmdb(path: str, *, metasync: bool = True) -> lmdb.Environment:
         When the file was open when this process was forked, and py-lmdb doesn't let it be opened again.
     """
     forks.remember(path)
+    others = writing(path)  # the program's, and in a forked child those of the copies that it keeps
     with translated(), forks.opening_inherited(path) if forks.inherited(path) else contextlib.nullcontext():
         environment = lmdb.open(
             path,
@@ -48,4 +53,14 @@ def open_lmdb(path: str, *, metasync: bool = True) -> lmdb.Environment:
             create=False,
         )
     forks.remember(path, environment)
+    own = writing(path) - others
+    _writers[environment] = own.pop() if len(own) == 1 else -1
     return environment
+
+
+def writer_of(environment: lmdb.Environment) -> int:
+    """The descriptor that LMDB writes pages by, for as long as the environment is open; -1 where that isn't plain.
+
+    So it is where somebody else has opened the file for reading and writing in the same moment, or the system doesn't tell.
+    """
+    return _writers.get(environment, -1)

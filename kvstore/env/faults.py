@@ -7,18 +7,16 @@ copied from others. So nothing is committed from then on.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import logging
 import os
 
 import lmdb
 import numpy as np
 
+from kvstore.env.engine import writer_of
 from kvstore.env.transactions import Databases, translated
 from kvstore.errors import KVStoreError, StoreDamagedError
 from kvstore.kernel import MapWatch
-from kvstore.records.constants import DATA_FILE
 from kvstore.records.meta import FORMAT_KEY
 
 __all__ = ["MapFaults"]
@@ -51,6 +49,7 @@ class MapFaults:
         self._db = db
         self._page_bytes = page_bytes
         self._fd = fd
+        self._pid = os.getpid()
         self._size = os.fstat(fd).st_size
         self._shortened = False
         self._reported = False
@@ -60,10 +59,17 @@ class MapFaults:
     def _begin(self) -> MapWatch | None:
         try:
             address, length = _find_map(self._environment, self._db)
-            return MapWatch(address, length, page=self._page_bytes, reader=self._fd, writer=_find_writer(self._fd))
+            return MapWatch(address, length, page=self._page_bytes, reader=self._fd, writer=self._writer())
         except (KVStoreError, OSError, ValueError) as error:
             _log.warning("a page of %s that can't be read will end the process: %s", self._path, error)
             return None
+
+    def _writer(self) -> int:
+        """LMDB's descriptor. What it has begun to commit when a page is lost may have been read from it where that isn't known."""
+        number = writer_of(self._environment)
+        if number < 0:
+            _log.debug("it isn't plain by which descriptor LMDB writes %s", self._path)
+        return number
 
     @property
     def lost(self) -> int:
@@ -72,7 +78,12 @@ class MapFaults:
 
     @property
     def met(self) -> bool:
-        """Whether pages were lost, or the file has been cut off: what isn't found may have been there, from then on."""
+        """Whether pages were lost, or the file has been cut off: what isn't found may have been there, from then on.
+
+        A forked child doesn't look: its copy of the descriptor is closed, and whatever it does with the store is refused.
+        """
+        if self._pid != os.getpid():
+            return self._shortened
         known = self._size  # before the other: the file grows meanwhile, and only ever grows
         size = os.fstat(self._fd).st_size
         if size < known:
@@ -145,22 +156,3 @@ def _find_map(environment: lmdb.Environment, db: Databases) -> tuple[int, int]:
                         raise ValueError(f"LMDB's map is not as expected: {line.decode(errors='replace').strip()}")
                     return low, high - low
     raise ValueError("LMDB's map is not among the process's maps")
-
-
-def _find_writer(fd: int) -> int:
-    """The descriptor that LMDB writes by: the one on this file that reads and writes.
-
-    -1 where that isn't plain, because the program has opened the file as well; what LMDB has then begun to commit when a page
-    is lost may have been read from it.
-    """
-    there = os.fstat(fd)
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            seen, flags = os.fstat(int(name)), fcntl.fcntl(int(name), fcntl.F_GETFL)
-            if (seen.st_dev, seen.st_ino) == (there.st_dev, there.st_ino) and flags & os.O_ACCMODE == os.O_RDWR:
-                found.append(int(name))
-    if len(found) == 1:
-        return found[0]
-    _log.debug("%d descriptors of %s read and write, expected one", len(found), DATA_FILE)
-    return -1

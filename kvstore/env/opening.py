@@ -256,14 +256,14 @@ def _open_locked(
         if not data.exists() or _unborn(data):
             _create_file(directory, max_bytes, page_bytes, whole_cap)
         _check_file(data, had_locks)
-    else:
-        _facts(data, had_locks)
     if not write_lock.acquire(exclusive=True, timeout=lock_timeout):
         raise StoreBusyError(f"another process held the write lock of {directory} for over {lock_timeout} s; try later")
     # Under the write lock with its time limit, because LMDB's own lock has none: opening the file waits for it when its lock
     # file is new, and handles of databases outlive the transaction that opened them only if that is a write transaction
     # (py-lmdb ends a read transaction by a reset, and the handles with it).
     try:
+        if not first:
+            _facts(data, had_locks)  # of a file that nobody changes meanwhile
         environment = _open_file(directory, data)
         try:
             if first and _initialise(environment, max_bytes):

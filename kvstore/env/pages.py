@@ -10,6 +10,7 @@ import os
 import struct
 from dataclasses import dataclass
 
+from kvstore.env.damaged import DamagedFile, PageReader, free_pages, read_metas
 from kvstore.errors import NotAStoreError, StoreDamagedError
 
 __all__ = ["FileFacts", "read_facts", "what_to_do", "write_empty"]
@@ -63,7 +64,7 @@ def read_facts(path: str) -> FileFacts:
     NotAStoreError
         When the file is no LMDB file of a format that a store has.
     StoreDamagedError
-        When it is empty, or shorter than its last page needs: touching it would kill the process.
+        When it is empty, or shorter than what it holds needs: touching it would kill the process.
     """
     with open(path, "rb", buffering=0) as file:
         first = file.read(_LAST + _END.size)
@@ -79,12 +80,26 @@ def read_facts(path: str) -> FileFacts:
         size = os.fstat(file.fileno()).st_size
     if second is not None and second[3] > transaction:
         map_bytes, last_page, transaction = second[1:]
-    if size < (last_page + 1) * page_bytes:
+    if size < (last_page + 1) * page_bytes and not _holds_nothing_behind(path, size):
         raise StoreDamagedError(
             f"{path} has {size} bytes, its last page ends at {(last_page + 1) * page_bytes}: the store was truncated; "
             f"{what_to_do(path)}"
         )
     return FileFacts(page_bytes, map_bytes, last_page, transaction, size)
+
+
+def _holds_nothing_behind(path: str, size: int) -> bool:
+    """Whether all pages that a file lacks are free ones. LMDB never writes a page that one transaction takes and gives back: where
+    that is the last one, the file ends before it until something else is put there.
+    """
+    file = DamagedFile(path)
+    try:
+        for meta in read_metas(file)[:1]:
+            free = free_pages(PageReader(file, meta.page_bytes, meta.last_page), meta.free)
+            return free is not None and free.issuperset(range(size // meta.page_bytes, meta.last_page + 1))
+    finally:
+        file.close()
+    return False
 
 
 def what_to_do(path: str | os.PathLike[str]) -> str:

@@ -258,28 +258,31 @@ for n in range(3):  # no child has kept a lock
 def test_a_fork_in_the_middle_of_a_write(tmp_path: Path) -> None:
     """A child forked by the thread that holds the write lock neither commits nor unlocks; it writes once the parent is done."""
     code = """
-with store._scope.environment.write(5.0) as txn:
-    txn.put(txn.db.meta, b"half", b"parent")
-    read, write = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            with Store.open(path, lock_timeout=0.1):
-                raise AssertionError("opened behind a writer")
-        except StoreBusyError:
-            pass
-        os.write(write, b"x")
-    else:
-        os.read(read, 1)
-        assert os.waitpid(pid, os.WNOHANG) == (0, 0) or True
-        try:
-            run_child("Store.open(path, lock_timeout=0.1)", path)
-            raise SystemError
-        except AssertionError as error:
-            assert "StoreBusyError" in str(error)
-"""
-    code += """
-await_child(pid, 1)  # the child's with block has ended in ForkedStoreError
+pid = -1
+try:
+    with store._scope.environment.write(5.0) as txn:
+        txn.put(txn.db.meta, b"half", b"parent")
+        read, write = os.pipe()
+        pid = os.fork()
+        if not pid:
+            try:
+                with Store.open(path, lock_timeout=0.1):
+                    raise AssertionError("opened behind a writer")
+            except StoreBusyError:
+                pass
+            os.write(write, b"x")
+        else:
+            os.read(read, 1)
+            try:
+                run_child("Store.open(path, lock_timeout=0.1)", path)
+                raise SystemError
+            except AssertionError as error:
+                assert "StoreBusyError" in str(error)
+except ForkedStoreError:
+    assert not pid
+    os._exit(7)
+assert pid > 0
+await_child(pid, 7)
 with store._scope.environment.reading() as txn:
     assert txn.get(b"half", txn.db.meta) == b"parent"
 with store._scope.environment.write(5.0) as txn:

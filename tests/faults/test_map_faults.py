@@ -96,14 +96,21 @@ def test_cut_off(path: Path, length: int) -> None:
     assert opened in {"StoreDamagedError", "NotAStoreError", "StoreMissingError"}
 
 
-def test_nothing_of_a_lost_page_is_committed(path: Path) -> None:
+@pytest.mark.parametrize("beside", ["nothing", "a copy", "a file of the program's"])
+def test_nothing_of_a_lost_page_is_committed(path: Path, beside: str) -> None:
     """A transaction that is under way when a page is lost is refused at its end; and where LMDB is in its commit already, its
-    descriptor can't write any more.
+    descriptor can't write any more: also in a child whose parent has the store open, or where the program has opened the file.
     """
     code = """
     import ctypes, lmdb
     from kvstore.env.faults import _find_map
     from kvstore.errors import StoreDamagedError
+    if sys.argv[2] == "a copy":
+        parents = Store.open(path)
+        if pid := os.fork():
+            sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    elif sys.argv[2] != "nothing":
+        other = open(path + "/data.mdb", "r+b")
     store = Store.open(path)
     environment = store._scope.environment
     raw = open(path + "/data.mdb", "rb").read()
@@ -124,7 +131,7 @@ def test_nothing_of_a_lost_page_is_committed(path: Path) -> None:
         print(str(error).startswith("1 pages of the index"))
     print(restored(store.namespace(plain_layout()), [3, *range(400)]))
     """
-    lost, commit, same, refused, restores = run_child(code, path).splitlines()
+    lost, commit, same, refused, restores = run_child(code, path, beside).splitlines()
     assert (lost, same, refused, restores) == (r"b'\x03\x00' 1", "True", "True", "401")
     assert "Bad file descriptor" in commit
 
