@@ -87,7 +87,7 @@ class Policy(Protocol):
     """Orders nodes by how little they are worth keeping. It is code, not format: it may change at any time."""
 
     def rank(self, candidates: Iterable[Candidate]) -> Sequence[Candidate]:
-        """Return the candidates, the least worth keeping first."""
+        """Return the candidates, the least worth keeping first; two of them in the same order as among all."""
 
 
 class LeastRecentlyUsed:
@@ -176,10 +176,19 @@ class Victims:
         return node
 
     def freed(self, txn: Writer, node: int) -> None:
-        """Bring back a node that has just lost a child: it is worth no more than the child was."""
+        """Bring back a node that has just lost a child. In its turn: a trunk may be in use whose branches were not."""
         raw = txn.get(node_key(node), txn.db.usage)
-        if raw is not None:
-            self._ranked.appendleft(Candidate(node, nodes.usage_from(node, raw)))
+        if raw is None:
+            return
+        candidate = Candidate(node, nodes.usage_from(node, raw))
+        low, high = 0, len(self._ranked)
+        while low < high:
+            middle = (low + high) // 2
+            if self._policy.rank((candidate, self._ranked[middle]))[0] is candidate:
+                high = middle
+            else:
+                low = middle + 1
+        self._ranked.insert(low, candidate)
 
 
 def make_room(
