@@ -223,11 +223,11 @@ def make_room(
     return removed
 
 
-def evict_to(txn: Writer, victims: Victims, live_pages: int, stateful_roots: frozenset[int]) -> Removed:
-    """Evict until at most `live_pages` pages are live, nothing is left, or it is enough for one transaction."""
+def evict_to(txn: Writer, victims: Victims, live_pages: int, keep: frozenset[int], stateful_roots: frozenset[int]) -> Removed:
+    """Evict until at most `live_pages` pages are live, nothing is left that may go, or it is enough for one transaction."""
     removed = Removed()
-    while not removed.enough and txn.live_pages() > live_pages and (node := victims.take(txn, frozenset())) is not None:
-        _evict(txn, victims, node, removed, frozenset(), stateful_roots)
+    while not removed.enough and txn.live_pages() > live_pages and (node := victims.take(txn, keep)) is not None:
+        _evict(txn, victims, node, removed, keep, stateful_roots)
     return removed
 
 

@@ -394,11 +394,11 @@ class StoreScope:
             _log.debug("what a failed save has left goes with the next write: %s", error)
 
     def evict_down(self, live_pages: int) -> Removed:
-        """Evict until at most `live_pages` pages are live, or nothing is left. Several transactions."""
+        """Evict until at most `live_pages` pages are live, or nothing is left that may go. Several transactions."""
         removed = Removed()
 
         def work(txn: Writer) -> tuple[Removed, bool]:
-            part = evict_to(txn, self._victims, live_pages, self.stateful(txn))
+            part = evict_to(txn, self._victims, live_pages, self._kept(txn, None), self.stateful(txn))
             return part, bool(part.nodes) and txn.live_pages() > live_pages
 
         self._victims.forget()  # others have used theirs since they were ranked
