@@ -267,14 +267,16 @@ class StoreScope:
                 ranking = None
                 if not self.environment.await_readers(0):
                     # a reader that is only passing (a promote takes milliseconds) is waited for; what it pinned can be used then
+                    if not self.environment.await_readers(_PASSING_READER):
+                        self.counters.refused_saves += 1
+                        raise SpacePinned(
+                            f"freed pages are pinned by an open lease or reader, nothing was evicted for it ({error}); "
+                            "end the lease, the space comes back by itself"
+                        ) from error
                     waits += 1
-                    if waits <= _READER_WAITS and self.environment.await_readers(_PASSING_READER):
+                    if waits <= _READER_WAITS:
                         continue
-                    self.counters.refused_saves += 1
-                    raise SpacePinned(
-                        f"freed pages are pinned by an open lease or reader, nothing was evicted for it ({error}); "
-                        "end the lease, the space comes back by itself"
-                    ) from error
+                    # where there is always one passing, it isn't they
                 if evictions == _MAP_FULL_TRIES:
                     self.counters.refused_saves += 1
                     raise StoreFullError(f"no contiguous free pages after {evictions} tries; raise the cap ({error})") from error
