@@ -56,7 +56,14 @@ class Limits:
     @property
     def live_pages(self) -> int:
         """The most pages that may be live after a transaction."""
-        share = _MIXED if self.mixed else _ONE_SIZE
+        return self._live(_MIXED if self.mixed else _ONE_SIZE)
+
+    @property
+    def most_pages(self) -> int:
+        """The same for a store that has just become a mixed one: it comes down to `live_pages` in several transactions."""
+        return self._live(_ONE_SIZE)
+
+    def _live(self, share: float) -> int:
         return max(min(int(self.map_pages * share), self.map_pages - 3 * self.piece_pages - 2 * _TREE_PAGES), 0)
 
     @property
@@ -196,6 +203,8 @@ def make_room(
 ) -> Removed:
     """Evict until `pages` more pages fit under the limit. Overshoots by one node at most.
 
+    Where the limit has just come down by much, others would wait for long: then it evicts more than is put, and the next ones go on.
+
     Parameters
     ----------
     pages : int
@@ -211,8 +220,10 @@ def make_room(
         When everything that may go is gone and it is not enough. The transaction must be aborted.
     """
     removed = Removed()
-    needed = txn.live_pages() + pages + _TREE_PAGES // 2 - limits.live_pages
-    while removed.pages < needed:
+    live = txn.live_pages() + pages + _TREE_PAGES // 2
+    needed = live - limits.live_pages
+    at_once = max(live - limits.most_pages, 2 * pages)
+    while removed.pages < needed and not (removed.enough and removed.pages >= at_once):
         node = victims.take(txn, keep)
         if node is None:
             raise StoreFullError(
