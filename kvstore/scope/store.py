@@ -194,13 +194,13 @@ class StoreScope:
                 table.mark_bad(txn, block_id)
         return seen
 
-    def limits(self, txn: Reader | Writer, block_pages: int = 1) -> Limits:
+    def limits(self, txn: Reader | Writer, *block_pages: int) -> Limits:
         """How full the file may be, given the size classes of the namespaces it holds.
 
         A namespace that is about to save gives its own `block_pages`: with its first save it is not among them yet.
         """
-        sizes = self._known(txn).sizes
-        return Limits(self.environment.map_pages, max(sizes | {block_pages}), len(sizes) > 1)
+        sizes = self._known(txn).sizes.union(block_pages)
+        return Limits(self.environment.map_pages, max(sizes, default=1), len(sizes) > 1)
 
     def stateful(self, txn: Reader | Writer) -> frozenset[int]:
         """Roots of the namespaces whose layout has states."""
