@@ -203,7 +203,7 @@ def make_room(
 ) -> Removed:
     """Evict until `pages` more pages fit under the limit. Overshoots by one node at most.
 
-    Where the limit has just come down by much, others would wait for long: then it evicts more than is put, and the next ones go on.
+    Where the limit has just come down by much others would wait long: it evicts more than is put, and the next saves go on.
 
     Parameters
     ----------

@@ -13,7 +13,18 @@ from kvstore.records.meta import NamespaceRecord
 from tests.repair.conftest import SESSIONS, TURNS
 from tests.repair.damage import LEAF, PAGE, pages_of, pages_with, repaired, restored_after_all, write_at, zero
 from tests.store.index import checkpoints_on
-from tests.support import CAP, assert_restores, assert_sound, data_file, flip, hybrid_layout, plain_layout, restored, save, wide_layout
+from tests.support import (
+    CAP,
+    assert_restores,
+    assert_sound,
+    data_file,
+    flip,
+    hybrid_layout,
+    plain_layout,
+    restored,
+    save,
+    wide_layout,
+)
 
 
 def lengths(path: Path) -> list[int]:

@@ -57,7 +57,7 @@ def test_candidates_are_ranked_outside_of_the_lock(store: Store) -> None:
 
 
 def test_a_limit_that_comes_down_is_reached_in_steps(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first save of another block size lowers the limit by many sessions: each save evicts some of them, and more than it puts."""
+    """The first save of another block size lowers the limit by many sessions: each save evicts some, and more than it puts."""
     monkeypatch.setattr("kvstore.radix.remove._NODES_AT_ONCE", 2)
     with Store.open(path, max_bytes=128 << 20) as store:
         large, small = store.namespace(wide_layout(block_tokens=128)), store.namespace(wide_layout())
