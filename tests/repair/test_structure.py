@@ -151,6 +151,16 @@ def test_recency_survives(tmp_path: Path) -> None:
         assert evicted == [0, 1, 3, 4, 6, 7, 5, 2]
 
 
+@pytest.mark.parametrize("number", [1 << 47, (1 << 60) + 1, (1 << 63) + 5, (1 << 64) - 2])
+def test_numbers_of_pages_that_no_file_has(whole: Path, copy: Path, number: int) -> None:
+    """Meta pages that lead far behind the file's end are damaged ones: what they led to is found in another way."""
+    for page in (0, 1):
+        for at in (128, 136):  # the root of the main tree, the last page
+            write_at(copy, page * PAGE + at, number.to_bytes(8, "little"))
+    repaired(copy)
+    assert lengths(copy) == lengths(whole)
+
+
 def test_a_second_block_size_evicts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a repair says is kept is there afterwards, also where a block size that comes last lowers how full the store may be."""
     path = tmp_path / "s"
