@@ -10,7 +10,7 @@ import lmdb
 import pytest
 
 from kvstore import KVStoreError, Store
-from kvstore.errors import FormatVersionError, NotAStoreError, StoreBusyError, StoreFullError, StoreMissingError
+from kvstore.errors import FormatVersionError, NotAStoreError, StoreBusyError, StoreFullError, StoreMissingError, StoreOwnerError
 from kvstore.kernel import crc32c
 from tests.repair.damage import zero
 from tests.support import child_at, data_file, plain_layout, run_child
@@ -103,6 +103,20 @@ def test_symbolic_links_are_not_followed(copy: Path) -> None:
     data_file(copy).symlink_to(copy.parent / "elsewhere")
     with pytest.raises(KVStoreError, match="symbolic link"):
         Store.repair(copy)
+
+
+def test_what_is_no_copy_of_a_repair_stays(copy: Path) -> None:
+    """A directory that happens to have the name under which a repair works is not removed; the repair says so."""
+    zero(copy, 0, 2)
+    mine = copy.parent / f".{copy.name}.repair"
+    mine.mkdir(mode=0o700)
+    (mine / "notes").write_text("mine")
+    with pytest.raises(StoreOwnerError, match="something else is"):
+        Store.repair(copy)
+    assert (mine / "notes").read_text() == "mine"
+    (mine / "notes").rename(mine / "data.mdb")  # and now it is what a killed one leaves
+    assert Store.repair(copy).sessions_lost == 0
+    assert not mine.exists()
 
 
 def test_a_disk_that_fills_up(copy: Path) -> None:
