@@ -56,7 +56,14 @@ class Limits:
     @property
     def live_pages(self) -> int:
         """The most pages that may be live after a transaction."""
-        share = _MIXED if self.mixed else _ONE_SIZE
+        return self._live(_MIXED if self.mixed else _ONE_SIZE)
+
+    @property
+    def most_pages(self) -> int:
+        """The same for a store that has just become a mixed one: it comes down to `live_pages` in several transactions."""
+        return self._live(_ONE_SIZE)
+
+    def _live(self, share: float) -> int:
         return max(min(int(self.map_pages * share), self.map_pages - 3 * self.piece_pages - 2 * _TREE_PAGES), 0)
 
     @property
@@ -87,7 +94,7 @@ class Policy(Protocol):
     """Orders nodes by how little they are worth keeping. It is code, not format: it may change at any time."""
 
     def rank(self, candidates: Iterable[Candidate]) -> Sequence[Candidate]:
-        """Return the candidates, the least worth keeping first."""
+        """Return the candidates, the least worth keeping first; two of them in the same order as among all."""
 
 
 class LeastRecentlyUsed:
@@ -176,16 +183,27 @@ class Victims:
         return node
 
     def freed(self, txn: Writer, node: int) -> None:
-        """Bring back a node that has just lost a child: it is worth no more than the child was."""
+        """Bring back a node that has just lost a child. In its turn: a trunk may be in use whose branches were not."""
         raw = txn.get(node_key(node), txn.db.usage)
-        if raw is not None:
-            self._ranked.appendleft(Candidate(node, nodes.usage_from(node, raw)))
+        if raw is None:
+            return
+        candidate = Candidate(node, nodes.usage_from(node, raw))
+        low, high = 0, len(self._ranked)
+        while low < high:
+            middle = (low + high) // 2
+            if self._policy.rank((candidate, self._ranked[middle]))[0] is candidate:
+                high = middle
+            else:
+                low = middle + 1
+        self._ranked.insert(low, candidate)
 
 
 def make_room(
     txn: Writer, victims: Victims, limits: Limits, pages: int, keep: frozenset[int], stateful_roots: frozenset[int]
 ) -> Removed:
     """Evict until `pages` more pages fit under the limit. Overshoots by one node at most.
+
+    Where the limit has just come down by much others would wait long: it evicts more than is put, and the next saves go on.
 
     Parameters
     ----------
@@ -202,8 +220,10 @@ def make_room(
         When everything that may go is gone and it is not enough. The transaction must be aborted.
     """
     removed = Removed()
-    needed = txn.live_pages() + pages + _TREE_PAGES // 2 - limits.live_pages
-    while removed.pages < needed:
+    live = txn.live_pages() + pages + _TREE_PAGES // 2
+    needed = live - limits.live_pages
+    at_once = max(live - limits.most_pages, 2 * pages)
+    while removed.pages < needed and not (removed.enough and removed.pages >= at_once):
         node = victims.take(txn, keep)
         if node is None:
             raise StoreFullError(
@@ -214,11 +234,11 @@ def make_room(
     return removed
 
 
-def evict_to(txn: Writer, victims: Victims, live_pages: int, stateful_roots: frozenset[int]) -> Removed:
-    """Evict until at most `live_pages` pages are live, nothing is left, or it is enough for one transaction."""
+def evict_to(txn: Writer, victims: Victims, live_pages: int, keep: frozenset[int], stateful_roots: frozenset[int]) -> Removed:
+    """Evict until at most `live_pages` pages are live, nothing is left that may go, or it is enough for one transaction."""
     removed = Removed()
-    while not removed.enough and txn.live_pages() > live_pages and (node := victims.take(txn, frozenset())) is not None:
-        _evict(txn, victims, node, removed, frozenset(), stateful_roots)
+    while not removed.enough and txn.live_pages() > live_pages and (node := victims.take(txn, keep)) is not None:
+        _evict(txn, victims, node, removed, keep, stateful_roots)
     return removed
 
 

@@ -67,14 +67,14 @@ class DamagedFile:
         os.close(self.fd)
 
     def read(self, at: int, length: int) -> bytes:
-        """Read; shorter at the file's end. Sectors that can't be read are zeros."""
-        buffer = bytearray(length)
+        """Read; shorter at the file's end, however far behind it. Sectors that can't be read are zeros."""
+        buffer = bytearray(min(length, max(self.size - at, 0)))  # both may come out of a damaged page
         return bytes(buffer[: self.read_into(at, memoryview(buffer))])
 
     def read_into(self, at: int, buffer: memoryview) -> int:
         """Read into a buffer as far as the file goes; returns the bytes read."""
         done = 0
-        while done < len(buffer):
+        while done < len(buffer) and at + done < self.size:
             try:
                 count = os.preadv(self.fd, [buffer[done:]], at + done)
             except OSError:

@@ -13,12 +13,14 @@ import shutil
 import time
 from pathlib import Path
 
+from kvstore.env.leftovers import remove_copy
 from kvstore.errors import StoreFullError, StoreOwnerError
-from kvstore.records.constants import DATA_FILE
+from kvstore.records.constants import DATA_FILE, LMDB_LOCK_FILE, NEW_DATA_FILE, OPEN_LOCK_FILE, WRITE_LOCK_FILE
 
 __all__ = ["beside", "clear_leftovers", "make_beside", "replace_file"]
 
 _ROOM_TO_SPARE = 64 << 20
+_IN_STORE = frozenset({DATA_FILE, LMDB_LOCK_FILE, NEW_DATA_FILE, OPEN_LOCK_FILE, WRITE_LOCK_FILE})
 
 
 def beside(home: Path) -> Path:
@@ -28,7 +30,7 @@ def beside(home: Path) -> Path:
 
 def clear_leftovers(home: Path) -> None:
     """Remove what a killed repair has left: its half-written store, and a second name of a file that is in its place still."""
-    shutil.rmtree(beside(home), ignore_errors=True)
+    remove_copy(home, beside(home), _IN_STORE, "repair")
     for aside in home.parent.glob(f"{glob.escape(home.name)}.damaged-*"):
         with contextlib.suppress(OSError):
             if (aside / DATA_FILE).samefile(home / DATA_FILE):
@@ -38,7 +40,7 @@ def clear_leftovers(home: Path) -> None:
 
 
 def make_beside(home: Path, needed: int) -> Path:
-    """Name the directory of the new store, having seen that there is room for `needed` bytes.
+    """Name the directory of the new store, having seen that there is none and that there is room for `needed` bytes.
 
     Raises
     ------
@@ -53,6 +55,8 @@ def make_beside(home: Path, needed: int) -> Path:
         raise StoreOwnerError(
             f"repairing writes the store anew beside it, and {home.parent} can't be written; check its permissions"
         )
+    if os.path.lexists(beside(home)):
+        raise StoreOwnerError(f"repairing writes the store anew at {beside(home)}, where something else is; move that away")
     free = shutil.disk_usage(home.parent).free
     if free < needed + _ROOM_TO_SPARE:
         raise StoreFullError(

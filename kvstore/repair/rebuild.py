@@ -112,7 +112,7 @@ class Rebuild(Trial):
         """Publish a piece if there is room without evicting anything: what was kept before is worth more."""
         scope = self.scope(space)
         with self.store.environment.reading() as txn:
-            limit = self.store.limits(txn, scope.geometry.full_pages).live_pages
+            limit = self.store.limits(txn, *scope.block_sizes).live_pages
             room = txn.live_pages() + table.pages_to_put(txn, piece.blocks, scope.geometry) + _TREES_GROW_BY <= limit
         if not room:
             return False

@@ -89,6 +89,11 @@ class NamespaceScope:
         domain = ids.block_domain(namespace)
         return cls(store, layout, namespace, digest, domain, geometry, states, limit, chunk)
 
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        """Pages of its full blocks: of rows, and of states if its layout has any."""
+        return (self.geometry.full_pages, self.states_geometry.full_pages) if self.layout.states else (self.geometry.full_pages,)
+
     def root(self, txn: Reader | Writer) -> int:
         """The namespace's root in a transaction; 0, below which nothing is stored, when there is none."""
         if self._root and self._stands_for(txn, self._root):

@@ -194,13 +194,13 @@ class StoreScope:
                 table.mark_bad(txn, block_id)
         return seen
 
-    def limits(self, txn: Reader | Writer, block_pages: int = 1) -> Limits:
+    def limits(self, txn: Reader | Writer, *block_pages: int) -> Limits:
         """How full the file may be, given the size classes of the namespaces it holds.
 
         A namespace that is about to save gives its own `block_pages`: with its first save it is not among them yet.
         """
-        sizes = self._known(txn).sizes
-        return Limits(self.environment.map_pages, max(sizes | {block_pages}), len(sizes) > 1)
+        sizes = self._known(txn).sizes.union(block_pages)
+        return Limits(self.environment.map_pages, max(sizes, default=1), len(sizes) > 1)
 
     def stateful(self, txn: Reader | Writer) -> frozenset[int]:
         """Roots of the namespaces whose layout has states."""
@@ -267,14 +267,16 @@ class StoreScope:
                 ranking = None
                 if not self.environment.await_readers(0):
                     # a reader that is only passing (a promote takes milliseconds) is waited for; what it pinned can be used then
+                    if not self.environment.await_readers(_PASSING_READER):
+                        self.counters.refused_saves += 1
+                        raise SpacePinned(
+                            f"freed pages are pinned by an open lease or reader, nothing was evicted for it ({error}); "
+                            "end the lease, the space comes back by itself"
+                        ) from error
                     waits += 1
-                    if waits <= _READER_WAITS and self.environment.await_readers(_PASSING_READER):
+                    if waits <= _READER_WAITS:
                         continue
-                    self.counters.refused_saves += 1
-                    raise SpacePinned(
-                        f"freed pages are pinned by an open lease or reader, nothing was evicted for it ({error}); "
-                        "end the lease, the space comes back by itself"
-                    ) from error
+                    # where there is always one passing, it isn't they
                 if evictions == _MAP_FULL_TRIES:
                     self.counters.refused_saves += 1
                     raise StoreFullError(f"no contiguous free pages after {evictions} tries; raise the cap ({error})") from error
@@ -394,11 +396,11 @@ class StoreScope:
             _log.debug("what a failed save has left goes with the next write: %s", error)
 
     def evict_down(self, live_pages: int) -> Removed:
-        """Evict until at most `live_pages` pages are live, or nothing is left. Several transactions."""
+        """Evict until at most `live_pages` pages are live, or nothing is left that may go. Several transactions."""
         removed = Removed()
 
         def work(txn: Writer) -> tuple[Removed, bool]:
-            part = evict_to(txn, self._victims, live_pages, self.stateful(txn))
+            part = evict_to(txn, self._victims, live_pages, self._kept(txn, None), self.stateful(txn))
             return part, bool(part.nodes) and txn.live_pages() > live_pages
 
         self._victims.forget()  # others have used theirs since they were ranked

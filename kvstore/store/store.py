@@ -217,12 +217,12 @@ class Store:
     def evict(self, *, free_bytes: int) -> EvictResult:
         """Evict the sessions least worth keeping until about `free_bytes` more bytes are free.
 
-        The file does not shrink; the pages are written to again.
+        The file does not shrink; the pages are written to again. What saves under way have stored so far stays.
 
         Parameters
         ----------
         free_bytes : int
-            How many bytes of pages to free; more than there are evicts everything.
+            How many bytes of pages to free; more than there are evicts everything else.
 
         Raises
         ------

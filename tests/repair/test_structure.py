@@ -13,7 +13,18 @@ from kvstore.records.meta import NamespaceRecord
 from tests.repair.conftest import SESSIONS, TURNS
 from tests.repair.damage import LEAF, PAGE, pages_of, pages_with, repaired, restored_after_all, write_at, zero
 from tests.store.index import checkpoints_on
-from tests.support import CAP, assert_restores, assert_sound, data_file, flip, hybrid_layout, plain_layout, save, wide_layout
+from tests.support import (
+    CAP,
+    assert_restores,
+    assert_sound,
+    data_file,
+    flip,
+    hybrid_layout,
+    plain_layout,
+    restored,
+    save,
+    wide_layout,
+)
 
 
 def lengths(path: Path) -> list[int]:
@@ -138,6 +149,40 @@ def test_recency_survives(tmp_path: Path) -> None:
             store.evict(free_bytes=1)
             evicted += [n for n in range(8) if n not in evicted and namespace.match(sessions[n]) is None]
         assert evicted == [0, 1, 3, 4, 6, 7, 5, 2]
+
+
+@pytest.mark.parametrize("number", [1 << 47, (1 << 60) + 1, (1 << 63) + 5, (1 << 64) - 2])
+def test_numbers_of_pages_that_no_file_has(whole: Path, copy: Path, number: int) -> None:
+    """Meta pages that lead far behind the file's end are damaged ones: what they led to is found in another way."""
+    for page in (0, 1):
+        for at in (128, 136):  # the root of the main tree, the last page
+            write_at(copy, page * PAGE + at, number.to_bytes(8, "little"))
+    repaired(copy)
+    assert lengths(copy) == lengths(whole)
+
+
+def test_a_second_block_size_evicts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a repair says is kept is there afterwards, also where a block size that comes last lowers how full the store may be."""
+    path = tmp_path / "s"
+    sessions = [[n, *range(1, 128)] for n in range(220)]
+    with Store.open(path, max_bytes=128 << 20) as store:
+        large = store.namespace(wide_layout(block_tokens=128))
+        for tokens in sessions:
+            save(large, tokens)
+        monkeypatch.setattr("kvstore.radix.remove._NODES_AT_ONCE", 1)
+        save(store.namespace(wide_layout()), [7])
+        monkeypatch.undo()
+        assert sum(restored(large, tokens) == 128 for tokens in sessions) > 200  # which are the ones used last
+        stats = store.stats()
+        assert stats.live_bytes > stats.limit_bytes
+    zero(path, 0, 2)
+    done = Store.repair(path)
+    with Store.open(path) as store:
+        large = store.namespace(wide_layout(block_tokens=128))
+        found = sum(restored(large, tokens) == 128 for tokens in sessions)
+        assert found + (store.namespace(wide_layout()).match([7]) is not None) == done.sessions_kept
+        assert found == stats.nodes - 1
+        assert_sound(store)
 
 
 @pytest.mark.parametrize(("share", "least"), [(0.2, 0), (0.5, 0), (0.9, 0), (0.98, 50)])

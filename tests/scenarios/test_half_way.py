@@ -178,6 +178,21 @@ def test_a_split_hands_the_note_over(store: Store, actor: Acting) -> None:
         namespace.evict()
 
 
+def test_an_eviction_for_space_leaves_what_is_being_saved(store: Store, actor: Acting) -> None:
+    """Somebody evicts all there is while a save is between its pieces: what that has stored so far stays."""
+    namespace = store.namespace(BIG)
+    save(namespace, [1, 2, 3])
+    saver, other = actor(BETWEEN_PIECES), actor(SETUP)
+    saver.start(SAVE)
+    saver.until("publish_states")
+    assert other.do("store.evict(free_bytes=1 << 40).tokens") == "3"
+    assert checkpoints_on(namespace, TOKENS, complete=False) == [40]
+    saver.go()
+    assert saver.answer() == "True"
+    assert_restores_of(namespace, 1)
+    assert store.evict(free_bytes=1 << 40).tokens == 40  # nobody is at it any more
+
+
 @pytest.mark.parametrize("what", ["another boot", "another process of that number", "a damaged note", "a note of nothing"])
 def test_notes_of_nobody(store: Store, what: str) -> None:
     """A note from before a reboot or of a number that is another's by now is of a dead process; a damaged one is swept."""

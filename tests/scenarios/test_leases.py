@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pytest
 
 from kvstore import Store
+from kvstore.env import MapFull, Writer
 from kvstore.errors import SpacePinned
 from tests.support import assert_restores, assert_sound, save, wide_layout
 
@@ -73,3 +75,39 @@ def test_a_lease_is_held_while_the_cap_forces_eviction(
         save(namespace, session(k))
     assert_restores(namespace, session(629), 200)
     assert store.stats().counters.overdue_leases == 1
+
+
+def test_readers_that_only_pass_refuse_no_save(store: Store) -> None:
+    """Where one reader or another is always passing while others write, a save that finds no run of pages evicts like any other."""
+    namespace, environment = store.namespace(wide_layout()), store._scope.environment
+    for n in range(5):
+        save(namespace, session(n))
+    done = threading.Event()
+
+    def passing() -> None:
+        while not done.is_set():
+            with environment.reading():
+                with environment.write(20.0, durable=False) as txn:  # it is older than what is committed from here on
+                    txn.put(txn.db.meta, b"tests", b"")
+                done.wait(0.02)
+
+    tries = []
+
+    def work(txn: Writer) -> None:
+        tries.append(txn.transaction)
+        if len(tries) <= 5:
+            raise MapFull("free space is broken up")
+
+    readers = [threading.Thread(target=passing) for _ in range(4)]
+    for reader in readers:
+        reader.start()
+    try:
+        store._scope.transact(work)
+    finally:
+        done.set()
+        for reader in readers:
+            reader.join()
+        with environment.write(20.0) as txn:
+            txn.delete(txn.db.meta, b"tests")
+    assert len(tries) == 6
+    assert store.stats().counters.evicted_nodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,26 @@ def test_candidates_are_ranked_outside_of_the_lock(store: Store) -> None:
     assert len(policy.held) == made + 2
     assert not any(policy.held)
     assert_restores(namespace, [29, *range(1, 200)], 200)
+
+
+def test_a_limit_that_comes_down_is_reached_in_steps(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first save of another block size lowers the limit by many sessions: each save evicts some, and more than it puts."""
+    monkeypatch.setattr("kvstore.radix.remove._NODES_AT_ONCE", 2)
+    with Store.open(path, max_bytes=128 << 20) as store:
+        large, small = store.namespace(wide_layout(block_tokens=128)), store.namespace(wide_layout())
+        n = 0
+        while not store.stats().counters.evicted_nodes:
+            n += 1
+            save(large, [n, *range(1, 128)])
+        evicted = [store.stats().counters.evicted_nodes]
+        for n in range(8):
+            save(small, [n])
+            evicted.append(store.stats().counters.evicted_nodes)
+            assert evicted[-1] - evicted[-2] <= 3
+        assert evicted[-1] - evicted[0] >= 7
+        stats = store.stats()
+        assert stats.live_bytes <= stats.limit_bytes
+        assert_sound(store)
 
 
 def test_a_long_session_is_evicted_in_steps(store: Store) -> None:

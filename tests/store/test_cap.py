@@ -130,6 +130,23 @@ def test_the_least_recently_used_goes_first(path: Path) -> None:
         assert_sound(store)
 
 
+def test_a_trunk_in_use_outlives_its_branches(path: Path) -> None:
+    """A beginning that prompts go on using stays when the sessions that branch off there go: it has had its own last use."""
+    with Store.open(path, max_bytes=CAP) as store:
+        namespace = store.namespace(wide_layout())
+        trunk = session(0, 64)
+        branches = [[*trunk, n, *range(1, 64)] for n in (500, 501)]
+        for tokens in branches:
+            save(namespace, tokens)
+        fill(namespace, 1, 3)
+        assert restored(namespace, [*trunk, 502]) == 64
+        save(namespace, session(4))  # it carries the use into the store
+        assert store.evict(free_bytes=10 * 64 * 4096).nodes > 2
+        assert [restored(namespace, tokens) for tokens in branches] == [64, 64]
+        assert 1 not in present(namespace, 5)
+        assert_sound(store)
+
+
 def test_recency_survives_a_reopening(path: Path) -> None:
     """What was used last before the store was closed is what is kept after it was opened again."""
     with Store.open(path, max_bytes=CAP) as store:
