@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.env.descriptors import open_data, open_direct
-from kvstore.env.entry import check_holder, holder
 from kvstore.env.faults import MapFaults
+from kvstore.env.files import StoreFiles
 from kvstore.env.reserve import Reservation
 from kvstore.env.settling import Settling
 from kvstore.env.transactions import Databases, Reader, Writer, translated
@@ -33,12 +33,12 @@ from kvstore.errors import (
 )
 from kvstore.kernel import FileMap, FileSource, Window, read_headers, watch_here
 from kvstore.locks import FileLock
-from kvstore.records.constants import DATA_FILE, LMDB_LOCK_FILE
+from kvstore.records.constants import DATA_FILE
 from kvstore.records.meta import STORE_KEY, SWEEP_KEY, StoreRecord, encode_sweep
 
 __all__ = ["Environment"]
 
-_log = logging.getLogger("kvstore")
+_made: weakref.WeakSet[Environment] = weakref.WeakSet()  # for forked children
 
 
 class Environment:
@@ -80,7 +80,6 @@ class Environment:
         self._lmdb = environment
         self._open_lock = open_lock
         self._write_lock = write_lock
-        self._holder = holder(open_lock)
         self._mutex = threading.Lock()
         self._closed = False
         self.forked = False
@@ -91,26 +90,30 @@ class Environment:
         self.companion: object = None
         self.ended = "is closed; open it again"
         self.file_identity = file_identity
-        self._data_fd = open_data(path)
-        try:
-            if self._named_file() != file_identity:
+        self._files = StoreFiles(path, file_identity, open_lock, write_lock)
+        with contextlib.ExitStack() as undo:
+            self._data_fd = open_data(path)
+            undo.callback(os.close, self._data_fd)
+            if self._files.named() != file_identity:
                 raise StoreBusyError(f"the file of the store at {path} was replaced while it was being opened; open it again")
-            self._lock_inode = self._stat_lmdb_lock()
             try:
                 self.file_map = FileMap(self._data_fd, self.map_bytes)
             except OSError as error:
                 raise CapError(
                     f"cannot map {self.map_bytes} bytes of {path}: {error.strerror}; lower the cap with Store.resize"
                 ) from error
+            undo.callback(self.file_map.close)
             self._direct_fd = open_direct(path, file_identity)
-        except BaseException:
-            os.close(self._data_fd)
-            raise
-        self.source = FileSource(self.file_map, self._data_fd, self._direct_fd)
-        self._settling = Settling(path, self._data_fd, self._last_transaction)
-        self._faults = MapFaults(path, environment, db, self.page_bytes, self._data_fd)
-        self._values = ValuePages(os.path.join(path, DATA_FILE), self._data_fd, self.page_bytes)
-        self._last_reader_check = time.monotonic()
+            if self._direct_fd is not None:
+                undo.callback(os.close, self._direct_fd)
+            self.source = FileSource(self.file_map, self._data_fd, self._direct_fd)
+            self._settling = Settling(path, self._data_fd, self._last_transaction)
+            self._values = ValuePages(os.path.join(path, DATA_FILE), self._data_fd, self.page_bytes)
+            self._last_reader_check = time.monotonic()
+            self._faults = MapFaults(path, environment, db, self.page_bytes, self._data_fd)
+            undo.callback(self._faults.close)
+            _made.add(self)
+            undo.pop_all()
 
     @property
     def map_pages(self) -> int:
@@ -223,7 +226,7 @@ class Environment:
                     f"another process held the write lock of {self.path} for over {timeout} s; it may be stopped or slow, try later"
                 )
             try:
-                self._check_lock_files()
+                self._files.check()
                 yield from self._transaction(durable)
             finally:
                 self._write_lock.release()
@@ -371,6 +374,7 @@ class Environment:
     def copy_compact(self, directory: str) -> None:
         """Write a copy without free pages into an empty directory. Raises StoreDamagedError where something can't be read."""
         self._faults.read_all()
+        watch_here()
         with translated():
             self._lmdb.copy(directory, compact=True)
         self._faults.check()
@@ -387,37 +391,7 @@ class Environment:
         While it waits it holds nothing (flock can't be converted in one step), so the file may be replaced meanwhile: then this
         is another one's store, and the answer is False.
         """
-        return self._open_lock.acquire(exclusive=True, timeout=timeout) and self._named_file() == self.file_identity
-
-    def _named_file(self) -> tuple[int, int] | None:
-        try:
-            there = os.stat(os.path.join(self.path, DATA_FILE), follow_symlinks=False)
-        except OSError:
-            return None
-        return there.st_dev, there.st_ino
-
-    def _stat_lmdb_lock(self) -> tuple[int, int]:
-        # Looked at, never opened: closing any descriptor of lock.mdb drops the locks that LMDB holds in this process.
-        there = os.stat(os.path.join(self.path, LMDB_LOCK_FILE), follow_symlinks=False)
-        return there.st_dev, there.st_ino
-
-    def _check_lock_files(self) -> None:
-        try:
-            whole = self._stat_lmdb_lock() == self._lock_inode
-        except OSError:
-            whole = False
-        if not whole or not self._write_lock.in_place() or not self._open_lock.in_place():
-            raise StoreDamagedError(
-                f"a lock file in {self.path} was deleted or replaced while the store was open; writing is refused, since "
-                "another process could write at the same time: close the store in every process and open it again"
-            )
-        if holder(self._open_lock) != self._holder:  # nobody rewrites it while it is shared, where flock holds
-            check_holder(self._open_lock, self.path)
-        if self._named_file() != self.file_identity:
-            raise StoreDamagedError(
-                f"the data file in {self.path} was deleted or replaced while the store was open; what would be written is lost: "
-                "close the store and open it again"
-            )
+        return self._open_lock.acquire(exclusive=True, timeout=timeout) and self._files.named() == self.file_identity
 
     def _close(self) -> None:
         with contextlib.ExitStack() as stack:
@@ -451,3 +425,12 @@ class Environment:
                 if descriptor is not None:
                     with contextlib.suppress(OSError):
                         os.close(descriptor)
+
+
+def _after_fork_in_child() -> None:
+    for environment in list(_made):
+        if not environment.gone.is_set():
+            environment.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

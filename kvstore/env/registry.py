@@ -93,8 +93,10 @@ def exclusive_environment(
             raise StoreBusyError(f"{environment.path} was resized or repaired by another process meanwhile; look at it again")
         yield environment
     finally:
-        environment.release()
-        _exclusive.discard(environment.file_identity)
+        try:
+            environment.release()
+        finally:
+            _exclusive.discard(environment.file_identity)
 
 
 @contextlib.contextmanager
@@ -156,9 +158,6 @@ def _forget_closed() -> None:
 def _after_fork_in_child() -> None:
     global _opening
     _opening = threading.Lock()
-    for environment in _open.values():
-        if not environment.gone.is_set():
-            environment.after_fork()
     _open.clear()
     _exclusive.clear()
 

@@ -80,6 +80,7 @@ def compact(environment: Environment, cap: int, progress: Progress | None = None
         else:
             _copy_watched(environment, new, needed, progress)
             progress("recording offsets", 0, 1)
+        environment.check_forked()
         _set_map_bytes(new, record.page_bytes, map_bytes_for(cap, record.page_bytes))
         _rebuild_offsets(str(beside), _with_cap(record, cap, record.generation + 1))
         if progress is not None:
@@ -88,11 +89,13 @@ def compact(environment: Environment, cap: int, progress: Progress | None = None
         if problems:
             raise StoreDamagedError(f"the compacted copy does not verify: {problems[0]}; the store is left as it was")
         new.chmod(0o600)
+        environment.check_forked()
         environment.release_file()
         new.replace(home / DATA_FILE)
         _sync_directory(home)
     finally:
-        remove_beside(home)
+        if not environment.forked:  # the copy is the parent's
+            remove_beside(home)
 
 
 def _copy_watched(environment: Environment, new: Path, needed: int, progress: Progress) -> None:
@@ -102,6 +105,7 @@ def _copy_watched(environment: Environment, new: Path, needed: int, progress: Pr
         while not copying.done():
             with contextlib.suppress(FileNotFoundError):
                 progress("copying", min(new.stat().st_size, needed), needed)
+            environment.check_forked()  # the other thread is not here
             wait([copying], 0.1)
         copying.result()
 

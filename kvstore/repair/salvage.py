@@ -13,7 +13,7 @@ from kvstore.env import map_bytes_for, open_environment, verify_file
 from kvstore.env.damaged import DamagedFile, Meta, read_metas
 from kvstore.env.lost_meta import rebuild_meta
 from kvstore.env.replacing import clear_leftovers, make_beside, replace_file
-from kvstore.errors import CapError, NotAStoreError, StoreDamagedError
+from kvstore.errors import CapError, ForkedStoreError, NotAStoreError, StoreDamagedError
 from kvstore.layout import Layout
 from kvstore.records.constants import DATA_FILE, DEFAULT_PAGE_BYTES, LOCK_RESERVE, PAGE_HEADER, PAYLOAD_ALIGN
 from kvstore.records.meta import STORE_KEY, StoreRecord
@@ -79,6 +79,7 @@ def salvage(
     StoreDamagedError
         When what was written does not verify; the store is left as it is.
     """
+    pid = os.getpid()
     if not dry_run:
         clear_leftovers(home)
     file = DamagedFile(str(home / DATA_FILE))
@@ -94,7 +95,7 @@ def salvage(
         sessions = Sessions(file, records)
         if dry_run:
             return _look(file, found, sessions, store, progress)
-        return _rewrite(home, file, found, sessions, store, lock_timeout, progress)
+        return _rewrite(home, file, found, sessions, store, lock_timeout, progress, pid)
     finally:
         file.close()
 
@@ -179,7 +180,9 @@ def _rewrite(
     store: StoreRecord,
     lock_timeout: float,
     progress: Progress | None,
+    pid: int,
 ) -> Salvaged:
+    _check_forked(pid)
     beside = make_beside(home, min(_needed(found, sessions, store.page_bytes), file.size))
     try:
         environment = open_environment(
@@ -208,13 +211,21 @@ def _rewrite(
                 now = held(reading)
         finally:
             environment.release()
+        _check_forked(pid)
         problems += verify_file(str(beside / DATA_FILE))
         if problems:
             raise StoreDamagedError(f"what was kept does not verify ({problems[0]}); the store is left as it is")
         moved_to = replace_file(home, beside / DATA_FILE)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        if os.getpid() == pid:
+            shutil.rmtree(beside, ignore_errors=True)
     return Salvaged(kept, now, _lost(sessions, kept, reader), store.cap, str(moved_to), _notes(file, sessions))
+
+
+def _check_forked(pid: int) -> None:
+    """The locks are the parent's, and so is what it has written: a child that was forked meanwhile leaves all of it alone."""
+    if os.getpid() != pid:
+        raise ForkedStoreError("this process was forked in the middle of a repair, which goes on in the parent; leave it to that")
 
 
 def _needed(found: Found, sessions: Sessions, page_bytes: int) -> int:

@@ -90,7 +90,7 @@ class Store:
         self._any_owner = any_owner
         self._any_filesystem = any_filesystem
         self._closed = False
-        self._close_guard = threading.Lock()
+        self._close_guard = threading.RLock()  # re-entrant: a handler of signals, or of progress, may close it
         self._pid = os.getpid()
 
     @classmethod
@@ -273,6 +273,7 @@ class Store:
         StoreFullError
             When lowering finds no room for both files.
         """
+        self._check_open()  # first, since in a forked child a thread that isn't there may hold the guard
         with self._close_guard:
             scope = self._check_open()
             environment = scope.environment
@@ -289,8 +290,11 @@ class Store:
             try:
                 resize(environment.path, max_bytes, lock_timeout=scope.lock_timeout, progress=progress, **trust)
             finally:
-                self._scope = _open_scope(environment.path, None, scope.lock_timeout, self._any_owner, self._any_filesystem)
-        return gather_stats(self._scope)
+                if self._pid == os.getpid():
+                    self._scope = _open_scope(environment.path, None, scope.lock_timeout, self._any_owner, self._any_filesystem)
+                    if self._closed:  # meanwhile
+                        self._scope.environment.release()
+        return gather_stats(self._check_open())
 
     @classmethod
     def repair(

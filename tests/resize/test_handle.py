@@ -119,3 +119,19 @@ def test_a_tier_from_before(tmp_path: Path) -> None:
                 tier.promote(TOKENS)
         with SessionTier(store, HashEngine(PLAIN)) as tier:
             assert tier.promote(TOKENS) == 39
+
+
+def test_closed_in_the_middle_of_it(tmp_path: Path) -> None:
+    """A handle that is closed by what is told of the progress is closed afterwards, with the file; the new cap holds."""
+    code = """
+    store = Store.open(path, max_bytes=CAP)
+    try:
+        store.resize(CAP // 2, progress=lambda what, done, total: store.close())
+    except errors.StoreClosedError:
+        print("closed")
+    with Store.open(path) as store:
+        print(store.max_bytes)
+    with Store.open(path) as store:
+        print(store._scope.environment.exclusive(0.0))
+    """
+    assert run_child(code, tmp_path / "s").split() == ["closed", str(CAP // 2), "True"]
