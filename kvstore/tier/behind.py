@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import threading
@@ -199,6 +200,10 @@ class WriteBehind:
                     self._publish(job)
                 if job.session.failed:
                     job.session.scope.store.give_up(job.session.save)
+                    with contextlib.suppress(
+                        KVStoreError
+                    ):  # what was published before is a valid, shorter prefix: it may as well stay
+                        job.session.scope.store.environment.settle()
             finally:
                 job.release()
                 with self._changed:
@@ -215,7 +220,8 @@ class WriteBehind:
         started = time.perf_counter()
         try:
             job.piece.save = session.save
-            grown = publish_piece(session.scope, job.piece)
+            # as of a save: only the last piece waits for the page that makes them all count
+            grown = publish_piece(session.scope, job.piece, durable=not job.piece.more)
         except (KVStoreError, OSError, MemoryError) as error:
             session.failed = f"{type(error).__name__}: {error}"
         except Exception as error:  # a bug of ours must not end the thread that others wait for

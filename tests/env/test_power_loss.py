@@ -120,6 +120,23 @@ def test_a_long_save_waits_once_a_piece(watched: Watched) -> None:
     assert short.count("s") == 2
 
 
+def test_a_long_cascade_waits_as_a_save_does(path: Path, watched: Watched) -> None:
+    """A cascade in pieces waits once for each of them, and once more in the end."""
+    notes = watched("""
+    with Store.open(path) as store:
+        engine = HashEngine(wide_layout())
+        engine.feed(list(range(700)))
+        with SessionTier(store, engine) as tier:
+            mark(1)
+            tier.cascade(list(range(700)))
+            tier.flush()
+            mark(2)
+    """)
+    kinds = between(notes, 1, 2)
+    assert kinds.endswith("sws"), kinds
+    assert kinds.count("s") == kinds.count("sw") + 1 >= 6
+
+
 def test_stored_by_somebody_a_moment_ago(path: Path, watched: Watched) -> None:
     """A save that finds all of it stored returns once that is durable, and costs nothing where that is known."""
     notes = watched("""
