@@ -277,7 +277,7 @@ def test_closing_in_the_middle_of_a_save(path: Path, watched: Watched) -> None:
     assert environment.gone.wait(30)
     """)
     kinds = between(notes, 1, 2)
-    assert kinds.endswith("sws"), kinds
+    assert kinds.endswith("sMs"), kinds
     with Store.open(path) as store:
         assert_restores(store.namespace(wide_layout()), list(range(700)), 700)
         assert_sound(store)
