@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from benches import results
-from benches.harness import SIZES, Bench, Context, Size
+from benches.harness import SIZES, Bench, Context, Interrupted, Outcome, Size
 from benches.machine import MEMORY_FILE_SYSTEMS, Machine, Usage, doubts_before, file_system
 from benches.workloads import BENCHES
 
@@ -93,14 +93,21 @@ def _run_one(bench: Bench, size: Size, machine: Machine, scratch: Path, director
     own = scratch / bench.name
     own.mkdir()
     usage, start = Usage(), time.perf_counter()
+
+    def show(outcome: Outcome) -> None:
+        outcome.doubts = doubts + outcome.doubts + usage.doubts(machine.cores)
+        path = results.write(directory, bench.name, size, machine, time.perf_counter() - start, outcome)
+        print("\n".join(results.describe(outcome, size)))
+        print(f"  written to {path}", flush=True)
+
     try:
         outcome = bench.run(Context(own, size, _say))
+    except Interrupted as stop:
+        show(stop.args[0])
+        raise
     finally:
         shutil.rmtree(own, ignore_errors=True)
-    outcome.doubts = doubts + outcome.doubts + usage.doubts(machine.cores)
-    path = results.write(directory, bench.name, size, machine, time.perf_counter() - start, outcome)
-    print("\n".join(results.describe(outcome, size)))
-    print(f"  written to {path}", flush=True)
+    show(outcome)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

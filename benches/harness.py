@@ -10,7 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["SIZES", "Bench", "Context", "Needs", "Outcome", "Plot", "Size", "Table", "Target", "median", "pairs", "quantile"]
+__all__ = [
+    "SIZES",
+    "Bench",
+    "Context",
+    "Interrupted",
+    "Needs",
+    "Outcome",
+    "Plot",
+    "Size",
+    "Table",
+    "Target",
+    "median",
+    "pairs",
+    "quantile",
+]
 
 Size = Literal["full", "quick", "smallest"]
 SIZES: tuple[Size, ...] = ("full", "quick", "smallest")
@@ -130,6 +144,10 @@ class Outcome:
     plots: list[Plot] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A workload was interrupted and has something to show: what it had measured until then is its only argument, an `Outcome`."""
 
 
 @dataclass(frozen=True, slots=True)

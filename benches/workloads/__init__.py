@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benches.harness import Bench
-from benches.workloads import churn, cold, kernel, layers, lease, mapped, match, memory, restore, save, sharing, turn
+from benches.workloads import churn, cold, kernel, layers, lease, mapped, match, memory, peers, restore, save, sharing, turn
 
 __all__ = ["BENCHES"]
 
@@ -22,6 +22,7 @@ BENCHES: dict[str, Bench] = {
         memory,
         churn,
         sharing,
+        peers,
     )
 }
 """By name, in the order in which `all` runs them."""
