@@ -1,7 +1,7 @@
 """A peer's process: a driver, asked by JSON lines on stdin, answering by JSON lines on stdout. It ends when its stdin does.
 
-Run by the peers' own Python as `python -m benches.peers.child DRIVER OPTIONS`; nothing of kvstore is imported here. What each request does
-is timed in here, so that the pipe isn't part of it.
+Run by the peers' own Python as `python -m benches.peers.child DRIVER OPTIONS`; nothing of kvstore is imported here. What each
+request does is timed in here, so that the pipe isn't part of it.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ class Server:
         tokens = session.tokens()
         arrays = [array[: session.length] for array in self.source]
         gc.collect()
+        self.driver.before_save(tokens, arrays)
         self.driver.aside = 0.0
         before = _written()
         start = time.perf_counter()
@@ -114,10 +115,13 @@ class Server:
         tokens = session.tokens()
         arrays = [array[: session.length] for array in self.into]
         gc.collect()
+        self.driver.before_restore()
         self.driver.aside = 0.0
         start = time.perf_counter()
         length = self.driver.restore(tokens, arrays)
-        return {"seconds": time.perf_counter() - start, "aside": self.driver.aside, "length": length}
+        seconds = time.perf_counter() - start
+        self.driver.after_restore()
+        return {"seconds": seconds, "aside": self.driver.aside, "length": length}
 
     def check(self, parts: Sequence[Sequence[int]]) -> dict[str, Any]:
         """Restore into arrays that hold something else, and compare with what the session's rows are. An error is an answer."""
@@ -125,8 +129,12 @@ class Server:
         self._room(session.length)
         for array in self.into:
             array[: session.length].fill(0xEE)
+        self.driver.before_restore()
+        arrays = [array[: session.length] for array in self.into]
         try:
-            length = self.driver.restore(session.tokens(), [array[: session.length] for array in self.into])
+            length = self.driver.restore(session.tokens(), arrays)
+            self.driver.deliver(arrays, length)
+            self.driver.after_restore()
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"[:300]}
         return {"length": length, "wrong": wrong_bytes(self.shape, session, self.into, length)}

@@ -73,6 +73,18 @@ class Driver(ABC):
         An error is raised when the peer notices damage and does not go on by itself.
         """
 
+    def before_save(self, tokens: Tokens, arrays: Sequence[Bytes]) -> None:  # noqa: B027 (most have nothing to do)
+        """Bring the session to where it is saved from, if that isn't the arrays. Not timed."""
+
+    def before_restore(self) -> None:  # noqa: B027
+        """Clear what is restored into. Not timed."""
+
+    def after_restore(self) -> None:  # noqa: B027
+        """Put back what a restore took away. Not timed."""
+
+    def deliver(self, arrays: Sequence[Bytes], length: int) -> None:  # noqa: B027
+        """Bring what was restored into the arrays, if it isn't there. Not timed."""
+
     def settle(self) -> None:
         """Wait until what was saved is in files, where that goes on in the background. It isn't timed as a save."""
         return

@@ -7,14 +7,14 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benches import pagecache
 from benches.peers.driver import files_of
 from benches.peers.processes import Child, PeerFailed
-from benches.peers.registry import KVSTORE, Peer, start
+from benches.peers.registry import KVSTORE, KVSTORE_LLAMA, Peer, start
 from benches.peers.shape import Session, Shape
 
 __all__ = ["Compared", "Plan", "Side", "compare", "ratios"]
@@ -158,7 +158,7 @@ class _Runner:
     @contextmanager
     def process(self) -> Iterator[_Runner]:
         """A new process, until the block is left."""
-        with start(self.peer, self.plan.shape, self.plan.threads, self.plan.patience) as child:
+        with start(self.peer, self.plan.shape, self.plan.threads, self.plan.patience, self.plan.longest) as child:
             self.child = child
             self.side.version = child.hello["version"]
             try:
@@ -280,8 +280,9 @@ def compare(peer: Peer, plan: Plan, directory: Path, say: Callable[[str], None],
     PeerFailed
         When a process crashes, reports an error or hangs.
     """
+    plan = replace(plan, rounds=min(plan.rounds, peer.rounds))
     them = _Runner(peer, compared.theirs, plan, directory, "peer")
-    us = _Runner(KVSTORE, compared.ours, plan, directory, "kvstore")
+    us = _Runner(KVSTORE if peer.group == "arrays" else KVSTORE_LLAMA, compared.ours, plan, directory, "kvstore")
     say(f"{peer.name}: saving {plan.session_bytes / 1e6:.0f} MB, {plan.rounds} pairs")
     _store(us, them)
     say(f"{peer.name}: restoring in a new process, {plan.rounds} pairs")

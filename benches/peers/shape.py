@@ -112,7 +112,7 @@ class Session:
     def row(self, shape: Shape, stream: int, position: int) -> bytes:
         """One row."""
         _, rows = next(self.spans(shape, stream, position))
-        return rows[0].tobytes()
+        return bytes(rows[0])
 
 
 def wrong_bytes(shape: Shape, session: Session, arrays: Sequence[Bytes], length: int) -> int:

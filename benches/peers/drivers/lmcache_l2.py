@@ -1,4 +1,4 @@
-"""LMCache's L2 adapters of its multi-process mode that keep files: `fs_native` (a pool of C++ threads) and `fs` (Python, aiofiles)."""
+"""LMCache's L2 adapters (of its multi-process mode) that keep files: `fs_native`, with C++ threads, and `fs`, in Python."""
 
 from __future__ import annotations
 

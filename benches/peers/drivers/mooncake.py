@@ -66,7 +66,7 @@ class _Mooncake(ChunkDriver):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=sys.stderr,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 (no threads that matter yet)
+            preexec_fn=_die_with_parent,
         )
         os.environ |= {
             "MC_FORCE_TCP": "1",

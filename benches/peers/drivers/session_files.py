@@ -20,8 +20,8 @@ __all__ = ["SessionDriver", "write_durably"]
 class SessionDriver(Driver):
     """A file for each session, rewritten by each turn, with its tokens in another one.
 
-    All stored tokens are compared with a prompt, so that a session that begins alike serves as far as it goes: more than most who write
-    this in an afternoon do.
+    All stored tokens are compared with a prompt, so that a session that begins alike serves as far as it goes: more than most who
+    write this in an afternoon do.
     """
 
     durable: ClassVar[bool] = True
@@ -47,8 +47,7 @@ class SessionDriver(Driver):
         """See `Driver.save`."""
         # a session is known by how it begins: a later turn replaces the file of the one before it
         superseded = [path for path, shared, whole in self._alike(tokens) if whole and shared <= len(tokens)]
-        name = hashlib.blake2b(tokens.tobytes(), digest_size=16).hexdigest()
-        path = self.directory / f"{name}{self.suffix}"
+        path = self.directory / f"{self.name(tokens)}{self.suffix}"
         self.write(path, arrays)
         write_durably(path.with_suffix(".tokens"), [np.ascontiguousarray(tokens).view(np.uint8)])
         for old in superseded:
@@ -59,10 +58,19 @@ class SessionDriver(Driver):
 
     def restore(self, tokens: Tokens, arrays: Sequence[Bytes]) -> int:
         """See `Driver.restore`."""
-        path, length = max(((path, shared) for path, shared, _ in self._alike(tokens)), key=lambda one: one[1], default=(None, 0))
-        if path is not None and length:
+        path, length = self.best(tokens)
+        if path is not None:
             self.read(path, arrays, length)
         return length
+
+    def name(self, tokens: Tokens) -> str:
+        """Of a session's files."""
+        return hashlib.blake2b(tokens.tobytes(), digest_size=16).hexdigest()
+
+    def best(self, tokens: Tokens) -> tuple[Path | None, int]:
+        """The session that begins alike for longest, and how long."""
+        found = [(path, shared) for path, shared, _ in self._alike(tokens) if shared]
+        return max(found, key=lambda one: one[1], default=(None, 0))
 
     def _alike(self, tokens: Tokens) -> list[tuple[Path, int, bool]]:
         """Each stored session: how many tokens it begins alike, and whether that is all of it."""
@@ -81,7 +89,7 @@ def write_durably(path: Path, parts: Sequence[Bytes]) -> None:
     partial = path.with_suffix(path.suffix + ".tmp")
     with partial.open("wb", buffering=0) as file:
         for part in parts:
-            view = memoryview(part).cast("B")
+            view = part.reshape(-1).data
             while view:
                 view = view[file.write(view) or 0 :]
         os.fdatasync(file.fileno())

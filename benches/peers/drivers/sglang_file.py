@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-
 from benches.peers.driver import ChunkDriver
 from benches.peers.shape import Bytes
 
