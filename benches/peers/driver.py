@@ -40,7 +40,8 @@ class Driver(ABC):
     own : str
         Where the peer itself delivers bytes.
     aside : float
-        Seconds of the last `save` or `restore` that went into gathering rows into the peer's buffers, or scattering them out of these.
+        Seconds of the last `save` or `restore` that went into gathering rows into the peer's buffers, or scattering them out of
+        these.
     """
 
     durable: ClassVar[bool] = False

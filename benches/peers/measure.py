@@ -92,8 +92,8 @@ class Side:
     turn, turn_durable, turn_bytes : list
         The same of a turn's save, with the bytes that it wrote.
     cold, cold_own, first, first_own, warm, warm_own, shared, shared_own : list of float
-        A restore into the engine's arrays, and of it what the peer itself took: after the files were dropped from the page cache; with
-        them in it, the first after opening, and the next; of a prompt that shares 9 of 10 tokens.
+        A restore into the engine's arrays, and of it what the peer itself took: after the files were dropped from the page cache;
+        with them in it, the first after opening, and the next; of a prompt that shares 9 of 10 tokens.
     shared_tokens : int
         How many tokens of that prompt came.
     disk : int

@@ -103,7 +103,7 @@ PEERS: tuple[Peer, ...] = (
         "LMCache's disk backend inside the engine's process",
         "lmcache_disk",
         ("lmcache", "torch"),
-        "chunks of 256 tokens (its default), a file each, in its own pinned pool; disk_io_threads = threads; buffered; never synced",
+        "chunks of 256 tokens (its default), a file each, in its own pool; disk_io_threads = threads; buffered; never synced",
     ),
     Peer(
         "SGLang HiCacheFile",

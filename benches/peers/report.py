@@ -134,8 +134,8 @@ def _save_table(done: Sequence[Compared], plan: Plan, turn: bool) -> Table:
     )
     what = f"The tenth turn's save, and those after it (+{plan.turn} tokens each)" if turn else "Saving a first session"
     note = (
-        "kvstore's save is durable when it returns. Peers that don't sync are timed until the call returns, and with a sync of all their "
-        "files after it. "
+        "kvstore's save is durable when it returns. Peers that don't sync are timed until the call returns, and with a sync of all "
+        "their files after it. "
     )
     if turn:
         note += "Written is what was handed to write calls or what the kernel counted as written to storage, whichever is more."
@@ -176,7 +176,7 @@ def _safety_table(done: Sequence[Compared]) -> Table:
         "A new process, and one flipped byte",
         ("store", "found by a new process", "after one byte was flipped", "noticed", "noticed, of 1"),
         tuple(rows),
-        "The byte is in the middle of the first session's rows; it is found in the files by what it is. Then a new process restores.",
+        "The byte is in the middle of the first session's rows, found in the files by what it is. Then a new process restores.",
     )
 
 
@@ -260,11 +260,15 @@ def report(groups: Sequence[tuple[str, Plan, Sequence[Compared]]], outcome: Outc
 
 def _tables(plan: Plan, done: Sequence[Compared]) -> list[Table]:
     common = (
-        f"Sessions of {plan.tokens} tokens of {plan.shape.token_bytes / 1024:.4g} KiB, {plan.threads} threads, medians of {plan.rounds} pairs "
-        "(fewer where the last table says so) in which the peer and kvstore alternate. Ratios above 1: kvstore is faster. What a peer delivers to "
-        "buffers of its own is then scattered into the engine's arrays, as kvstore does while it checks: both are given. "
+        f"Sessions of {plan.tokens} tokens of {plan.shape.token_bytes / 1024:.4g} KiB, {plan.threads} threads, medians of "
+        f"{plan.rounds} pairs (fewer where the last table says so) in which the peer and kvstore alternate. Ratios above 1: kvstore is "
+        "faster. What a peer delivers to buffers of its own is then scattered into the engine's arrays, as kvstore does while it "
+        "checks: both are given. "
     )
-    shared = f"A prompt that shares {plan.shared} tokens with stored sessions. Speeds are of the tokens that were had; the others have to be computed."
+    shared = (
+        f"A prompt that shares {plan.shared} tokens with stored sessions. Speeds are of the tokens that were had; the others have to "
+        "be computed."
+    )
     return [
         _restore_table(done, plan, "warm", "Warm restore", common + "The second restore after opening."),
         _restore_table(

@@ -90,9 +90,9 @@ BENCH = Bench(
     _needs,
     _run,
     method=(
-        "Each store is driven in processes of its own: one saves, a new one restores. kvstore and one peer alternate within each "
-        "pair, so that ratios hold on a noisy machine; both have the same bytes and the same number of threads, and end in the same "
-        "kind of arrays. What can't be installed is reported with the reason (`make bench-peers` installs them). Stores of llama.cpp "
-        "save from and restore into a context of the real model, whose rows are made up and put into it before."
+        "Each store is driven in processes of its own: one saves, a new one restores. kvstore and one peer alternate within a "
+        "pair, so that ratios hold on a noisy machine; both have the same bytes and the same number of threads, and end in the "
+        "same kind of arrays. What can't be installed is reported with the reason (`make bench-peers` installs them). Stores of "
+        "llama.cpp save from and restore into a context of the real model, whose rows are made up and put into it before."
     ),
 )

@@ -1,6 +1,6 @@
 """llama.cpp's slot files, and kvstore in their place: the real model in one context, driven through its C functions.
 
-A slot file is what llama-server writes and reads for `/slots?action=save` and `restore`: `llama_state_seq_save_file` and `_load_file`.
+A slot file is what llama-server writes and reads for a slot's save and restore: `llama_state_seq_save_file` and `_load_file`.
 There a client names it; here it is a file a session, found by comparing the tokens stored beside it.
 """
 
