@@ -261,13 +261,13 @@ def report(groups: Sequence[tuple[str, Plan, Sequence[Compared]]], outcome: Outc
 def _tables(plan: Plan, done: Sequence[Compared]) -> list[Table]:
     common = (
         f"Sessions of {plan.tokens} tokens of {plan.shape.token_bytes / 1024:.4g} KiB, {plan.threads} threads, medians of "
-        f"{plan.rounds} pairs (fewer where the last table says so) in which the peer and kvstore alternate. Ratios above 1: kvstore is "
-        "faster. What a peer delivers to buffers of its own is then scattered into the engine's arrays, as kvstore does while it "
-        "checks: both are given. "
+        f"{plan.rounds} pairs (fewer where the last table says so) in which the peer and kvstore alternate. Ratios above 1: "
+        "kvstore is faster. What a peer delivers to buffers of its own is then scattered into the engine's arrays, as kvstore "
+        "does while it checks: both are given. "
     )
     shared = (
-        f"A prompt that shares {plan.shared} tokens with stored sessions. Speeds are of the tokens that were had; the others have to "
-        "be computed."
+        f"A prompt that shares {plan.shared} tokens with stored sessions. Speeds are of the tokens that were had; the others have "
+        "to be computed."
     )
     return [
         _restore_table(done, plan, "warm", "Warm restore", common + "The second restore after opening."),

@@ -167,9 +167,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except _Failed as error:
             print(f"benches.peers.setup: no environment in {environment}: {error}", file=sys.stderr)
             return 1
+    try:
+        _all(environment, notes, options.only)
+    except KeyboardInterrupt:
+        print("benches.peers.setup: interrupted; what is installed stays, run it again for the rest", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _all(environment: Path, notes: Path, only: Sequence[str] | None) -> None:
     found: dict[str, str] = json.loads(notes.read_text()) if notes.exists() else {}
     for step in STEPS:
-        if found.get(step.package) == "" or (options.only and step.package not in options.only):
+        if found.get(step.package) == "" or (only and step.package not in only):
             continue
         print(f"== {step.package}", flush=True)
         start = time.monotonic()
@@ -181,7 +190,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found[step.package] = str(error)
             print(f"   not to be had: {error}", flush=True)
         notes.write_text(json.dumps(found, indent=1) + "\n")
-    return 0
 
 
 if __name__ == "__main__":
