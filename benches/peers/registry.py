@@ -117,7 +117,7 @@ PEERS: tuple[Peer, ...] = (
         "Mooncake's store: master and client on loopback over TCP, SSD tier in bucket files",
         "mooncake",
         ("mooncake-transfer-engine-non-cuda",),
-        "objects of 64 tokens; batch_put_from and batch_get_into with registered buffers; bucket backend of 64 MiB, offloaded by a "
+        "objects of 64 tokens; batch_put_from and batch_get_into with registered buffers; a bucket an object, offloaded by a "
         "heartbeat of 1 s; a put returns when the bytes are in memory; restores are of a new client and master, from the files",
     ),
     Peer(

@@ -48,7 +48,7 @@ class _Mooncake(ChunkDriver):
 
     def open(self, directory: Path, tokens: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self.directory = directory
+        self.directory = directory = directory.resolve()  # it takes no other path
         size = tokens * self.shape.token_bytes
         port = _free_port()
         binary = Path(sys.prefix) / "bin" / "mooncake_master"
@@ -74,8 +74,8 @@ class _Mooncake(ChunkDriver):
             "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR": "bucket_storage_backend",
             "MOONCAKE_OFFLOAD_BUCKET_EVICTION_POLICY": "lru",
             "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE": str(8 * size + (1 << 30)),
-            # objects are written once a bucket is full, so one of two objects: what a turn adds fills whole ones
-            "MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES": str(2 * self.chunk_bytes),
+            # objects reach a file once a bucket is full: with more than one in it, the last of a save would stay in memory
+            "MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES": str(self.chunk_bytes),
             "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS": "1",
             "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES": str(512 << 20),
         }
