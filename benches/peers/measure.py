@@ -94,6 +94,8 @@ class Side:
     cold, cold_own, first, first_own, warm, warm_own, shared, shared_own : list of float
         A restore into the engine's arrays, and of it what the peer itself took: after the files were dropped from the page cache;
         with them in it, the first after opening, and the next; of a prompt that shares 9 of 10 tokens.
+    processor : dict of str to list of float
+        Processor seconds of all threads by what was done; they hold on a busy machine too.
     shared_tokens : int
         How many tokens of that prompt came.
     disk : int
@@ -119,6 +121,7 @@ class Side:
     warm_own: list[float] = field(default_factory=list)
     shared: list[float] = field(default_factory=list)
     shared_own: list[float] = field(default_factory=list)
+    processor: dict[str, list[float]] = field(default_factory=dict)
     shared_tokens: int = 0
     disk: int = 0
     found: str = ""
@@ -209,7 +212,11 @@ class _Runner:
     def _note_save(self, saved: dict[str, Any]) -> None:
         self.side.save.append(saved["seconds"])
         self.side.save_aside.append(saved["aside"])
+        self._note_processor("save", saved)
         self.side.save_durable.append(saved["seconds"] + saved["settled"] + saved["synced"])
+
+    def _note_processor(self, what: str, done: dict[str, Any]) -> None:
+        self.side.processor.setdefault(what, []).append(done["processor"])
 
     def drop(self) -> None:
         """Drop all files from the page cache, with nothing of them mapped where the peer can be closed."""
@@ -233,23 +240,24 @@ class _Runner:
         if self.reopens:
             self.open(self.stored)
 
-    def restore(self, session: Session, total: list[float], own: list[float]) -> int:
+    def restore(self, session: Session, what: str) -> int:
         done = self.ask("restore", parts=session.parts)
-        total.append(done["seconds"])
-        own.append(done["seconds"] - done["aside"])
+        getattr(self.side, what).append(done["seconds"])
+        getattr(self.side, f"{what}_own").append(done["seconds"] - done["aside"])
+        self._note_processor(what, done)
         return int(done["length"])
 
     def cold(self) -> None:
         self.drop()
-        self._whole(self.restore(self.plan.session(2), self.side.cold, self.side.cold_own))
+        self._whole(self.restore(self.plan.session(2), "cold"))
 
     def warm(self) -> None:
         self.warm_up()
-        self._whole(self.restore(self.plan.session(2), self.side.first, self.side.first_own))
-        self._whole(self.restore(self.plan.session(2), self.side.warm, self.side.warm_own))
+        self._whole(self.restore(self.plan.session(2), "first"))
+        self._whole(self.restore(self.plan.session(2), "warm"))
 
     def share(self) -> None:
-        self.side.shared_tokens = self.restore(self.plan.session(9), self.side.shared, self.side.shared_own)
+        self.side.shared_tokens = self.restore(self.plan.session(9), "shared")
 
     def _whole(self, length: int) -> None:
         if length < self.plan.tokens - 256:  # a peer of whole chunks leaves out the rest
@@ -262,6 +270,7 @@ class _Runner:
         saved = self.save(self.plan.conversation(number))
         if number >= _TURN:
             self.side.turn.append(saved["seconds"])
+            self._note_processor("turn", saved)
             self.side.turn_durable.append(saved["seconds"] + saved["settled"] + saved["synced"])
             # what goes around write calls (AIO, io_uring, maps) is seen only in the other count
             self.side.turn_bytes.append(max(saved["calls"], saved["storage"]))
