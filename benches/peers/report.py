@@ -7,10 +7,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from benches.harness import Cell, Outcome, Plot, Table, Target, median
-from benches.peers.measure import Compared, Plan, Side, ratios
+from benches.peers.behind import MEASURES, behind, ratio
+from benches.peers.measure import Compared, Plan, Side
 from benches.peers.registry import KVSTORE, KVSTORE_LLAMA
 
-__all__ = ["MEASURES", "report"]
+__all__ = ["report"]
 
 _TIMES = "times kvstore's time"
 _AHEAD = "kvstore ahead"
@@ -21,14 +22,6 @@ _OWN = {
     "first": "first_own",
     "shared": "shared_own",
 }
-MEASURES: dict[str, str] = {
-    "warm": "warm restore",
-    "first": "warm restore, the first after opening",
-    "cold": "cold restore",
-    "shared": "restore of a shared prefix",
-    "turn_durable": "the tenth turn's save",
-}
-"""What is compared by time, and how it is called."""
 
 
 def _seconds(side: Side, name: str) -> list[float]:
@@ -36,14 +29,8 @@ def _seconds(side: Side, name: str) -> list[float]:
     return found
 
 
-def _ratio(one: Compared, name: str, own: str = "") -> float | None:
-    """The median over the rounds of a peer's time over kvstore's; None when there is none."""
-    theirs, ours = _seconds(one.theirs, own or name), _seconds(one.ours, name)
-    return median(ratios(theirs, ours)) if theirs and ours else None
-
-
-def _ahead(ratio: float | None) -> Cell:
-    return None if ratio is None else "yes" if ratio >= 1 else "no"
+def _ahead(value: float | None) -> Cell:
+    return None if value is None else "yes" if value >= 1 else "no"
 
 
 def _all_ours(done: Sequence[Compared], name: str) -> list[float]:
@@ -68,7 +55,7 @@ def _restore_table(done: Sequence[Compared], plan: Plan, name: str, title: str, 
     mine = speed(ours, shared[0] if shared else plan.tokens)
     rows: list[tuple[Cell, ...]] = [("kvstore", KVSTORE.checks, *shared, mine, mine, 1.0, 1.0, "")]
     for one in _measured(done):
-        arrays, own = _ratio(one, name), _ratio(one, name, _OWN[name])
+        arrays, own = ratio(one, name), ratio(one, name, _OWN[name])
         rows.append(
             (
                 one.peer.name,
@@ -110,7 +97,7 @@ def _save_table(done: Sequence[Compared], plan: Plan, turn: bool) -> Table:
         theirs = _seconds(one.theirs, plain)
         if not theirs:
             continue
-        ratio = _ratio(one, durable)
+        value = ratio(one, durable)
         synced = _seconds(one.theirs, durable)
         rows.append(
             (
@@ -118,9 +105,9 @@ def _save_table(done: Sequence[Compared], plan: Plan, turn: bool) -> Table:
                 *bytes_of(one.theirs),
                 median(theirs) * 1e3,
                 median(synced) * 1e3,
-                _ratio(one, plain),
-                ratio,
-                _ahead(ratio),
+                ratio(one, plain),
+                value,
+                _ahead(value),
             )
         )
     columns = (
@@ -149,10 +136,10 @@ def _disk_table(done: Sequence[Compared], plan: Plan) -> Table:
     if ours:
         rows.append(("kvstore", ours / 1e6, ours / distinct, 1.0, ""))
     rows += [
-        (one.peer.name, one.theirs.disk / 1e6, one.theirs.disk / distinct, ratio, _ahead(ratio))
+        (one.peer.name, one.theirs.disk / 1e6, one.theirs.disk / distinct, value, _ahead(value))
         for one in _measured(done)
         if one.theirs.disk and one.ours.disk
-        for ratio in [one.theirs.disk / one.ours.disk]
+        for value in [one.theirs.disk / one.ours.disk]
     ]
     return Table(
         "Bytes on disk of three sessions that share 9 of 10 tokens",
@@ -192,7 +179,7 @@ def _setting_table(done: Sequence[Compared]) -> Table:
         state = "; ".join(part for part in (one.failure, stayed, *one.theirs.notes) if part)
         pairs = len(one.theirs.warm)
         state = state or f"measured, {pairs} pairs"
-        rows.append((one.peer.name, one.theirs.version, one.peer.what, one.peer.setting, state, _ratio(one, "warm")))
+        rows.append((one.peer.name, one.theirs.version, one.peer.what, one.peer.setting, state, ratio(one, "warm")))
     columns = ("store", "version", "what it is", "configuration", "state", f"warm restore, {_TIMES}")
     return Table("How each was set up", columns, tuple(rows))
 
@@ -216,15 +203,15 @@ def _targets(done: Sequence[Compared]) -> list[Target]:
     found: list[Target] = []
 
     def least(what: str, value: Callable[[Compared], float | None]) -> None:
-        values = [(ratio, one.peer.name) for one in rivals if (ratio := value(one)) is not None]
+        values = [(found_one, one.peer.name) for one in rivals if (found_one := value(one)) is not None]
         if values:
-            ratio, name = min(values)
+            lowest, name = min(values)
             found.append(
-                Target(f"{what}: the nearest that checks nothing ({name}) takes, times kvstore", ratio, 1.0, at_most=False)
+                Target(f"{what}: the nearest that checks nothing ({name}) takes, times kvstore", lowest, 1.0, at_most=False)
             )
 
     for name, what in MEASURES.items():
-        least(what, lambda one, name=name: _ratio(one, name))  # type: ignore[misc]
+        least(what, lambda one, name=name: ratio(one, name))  # type: ignore[misc]
     least("bytes on disk with a shared prefix", lambda one: one.theirs.disk / one.ours.disk if one.ours.disk else None)
     return found
 
@@ -282,13 +269,14 @@ def _tables(plan: Plan, done: Sequence[Compared]) -> list[Table]:
         _save_table(done, plan, turn=True),
         _disk_table(done, plan),
         _safety_table(done),
+        behind(done),
         _setting_table(done),
     ]
 
 
 def _record(one: Compared) -> dict[str, Any]:
     peer = {"name": one.peer.name, "what": one.peer.what, "setting": one.peer.setting, "checks": one.peer.checks}
-    measured = {name: _ratio(one, name) for name in (*MEASURES, "save_durable", "save", "turn")}
+    measured = {name: ratio(one, name) for name in (*MEASURES, "save_durable", "save", "turn")}
     return {
         **peer,
         "failure": one.failure,
@@ -302,7 +290,7 @@ def _record(one: Compared) -> dict[str, Any]:
 def _line(one: Compared) -> str:
     if not one.installed:
         return f"{one.peer.name:26} {one.failure}"
-    parts = [f"{what} {ratio:.2f}" for name, what in MEASURES.items() if (ratio := _ratio(one, name)) is not None]
+    parts = [f"{what} {value:.2f}" for name, what in MEASURES.items() if (value := ratio(one, name)) is not None]
     if one.theirs.disk and one.ours.disk:
         parts.append(f"disk {one.theirs.disk / one.ours.disk:.2f}")
     text = f"{one.peer.name:26} {', '.join(parts)} times kvstore; flipped byte: {one.theirs.flipped or 'not tried'}"

@@ -16,7 +16,7 @@ import pytest
 from benches.harness import Outcome
 from benches.peers import registry, setup
 from benches.peers.llama_state import Blob
-from benches.peers.measure import Compared, Plan, compare
+from benches.peers.measure import Compared, Plan, Side, compare
 from benches.peers.processes import Child, PeerFailed
 from benches.peers.report import report
 from benches.peers.shape import Session, Shape, wrong_bytes
@@ -154,10 +154,30 @@ def test_comparison_of_two_real_stores(tmp_path: Path) -> None:
     json.dumps([asdict(table) for table in outcome.tables] + [asdict(plot) for plot in outcome.plots] + [outcome.figures])
     assert all(len(row) == len(table.columns) for table in outcome.tables for row in table.rows)
     assert all(any("times kvstore" in column or "of 1" in column for column in table.columns) for table in outcome.tables)
-    assert [row[0] for table in outcome.tables for row in table.rows] == ["kvstore", "numpy.load"] * len(outcome.tables)
+    compared_tables = [table for table in outcome.tables if table.title != "Where kvstore is not ahead"]
+    assert [row[0] for table in compared_tables for row in table.rows] == ["kvstore", "numpy.load"] * len(compared_tables)
     (plot,) = outcome.plots
     assert plot.groups == ("kvstore", "numpy.load")
     assert len(outcome.targets) == 6
+
+
+def test_where_kvstore_is_not_ahead_the_report_says_so() -> None:
+    """A peer that takes less time or less room has "no" in its row, a missed target, and a row with the reason."""
+    faster, slower = Side(warm=[0.5], warm_own=[0.5], disk=90, flipped="x"), Side(warm=[1.0], warm_own=[1.0], disk=100, flipped="y")
+    outcome = Outcome()
+    report([("", PLAN, [Compared(NUMPY, theirs=faster, ours=slower)])], outcome)
+    tables = {table.title: table for table in outcome.tables}
+    assert tables["Warm restore"].rows[-1][-1] == "no"
+    assert [(row[0], row[3]) for row in tables["Where kvstore is not ahead"].rows] == [
+        ("warm restore", 0.5),
+        ("bytes on disk with a shared prefix", 0.9),
+    ]
+    assert all(row[4] for row in tables["Where kvstore is not ahead"].rows)
+    assert [target.met for target in outcome.targets] == [False, False]
+    outcome = Outcome()
+    report([("", PLAN, [Compared(NUMPY, theirs=slower, ours=faster)])], outcome)
+    assert all(target.met for target in outcome.targets)
+    assert "Where kvstore is not ahead" not in [table.title for table in outcome.tables]
 
 
 def test_peer_that_fails_keeps_what_was_measured(tmp_path: Path) -> None:
