@@ -22,11 +22,11 @@ _SAVE = "save_durable"
 _DISK = "disk"
 _REASONS = {
     "warm": "Both are bounded by memory; where the arrays fit into the processor's caches, plain copies into them gain.",
-    "first": "The first touch of each page of the map is part of it: once for the store's life, where others map a file at each restore.",
+    "first": "The first touch of the map's pages is part of it: once in a store's life, where others map a file at each restore.",
     "cold": (
         "Blocks are read past the page cache, with at least four reads of at most 1 MiB under way (LEAST_READERS in "
         "native/restore.c). Where the system reads ahead by more (read_ahead_kb of the device), or others use the device "
-        "too, a buffered read has more under way; eight readers took 0.8 to 0.9 of the time on such a device."
+        "too, a buffered read has more under way."
     ),
     "shared": "As for a warm restore.",
     "turn_durable": "A turn is a transaction with syncs of its own: of the data, then of the page that makes it valid.",
