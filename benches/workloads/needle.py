@@ -6,18 +6,17 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from benches.demo.children import DemoError
 from benches.demo.prompts import SHORTEST
-from benches.demo.run import Run, Turn, run
 from benches.demo.text import STORIES
-from benches.demo.verdict import failures
 from benches.harness import Bench, Context, Needs, Outcome, Plot, Size, Table, Target, Unavailable, median, quantile
 from benches.llamacpp import DriverError, smollm2_path
 from kvstore.errors import KVStoreError
+
+if TYPE_CHECKING:  # they need rich, which no other workload does
+    from benches.demo.run import Run, Turn
 
 __all__ = ["BENCH"]
 
@@ -44,6 +43,8 @@ class _Screen:
         self._say = say
 
     def say(self, text: str) -> None:
+        from rich.text import Text
+
         self._say(Text.from_markup(text).plain)
 
     @contextmanager
@@ -62,6 +63,9 @@ class _Screen:
 
 def _measure(context: Context, length: int, users: int) -> tuple[Run, list[str]]:
     """Run the scenario at one length; also every reason why it does not show what it is to show."""
+    from benches.demo.run import run
+    from benches.demo.verdict import failures
+
     store = context.scratch / "store"
     try:
         found = run(STORIES[:users], length, store, _Screen(context.say))
