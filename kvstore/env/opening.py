@@ -271,6 +271,7 @@ def _open_locked(
                 _drop_cached(data)
                 environment = _open_file(directory, data)
             record, db = _read_identity(environment, directory)
+            _check_map(environment, directory, record)
             if max_bytes is not None and max_bytes != record.cap:
                 raise CapError(
                     f"the store at {directory} has a cap of {record.cap} bytes, max_bytes is {max_bytes}; "
@@ -306,6 +307,21 @@ def _open_file(directory: str, data: Path) -> lmdb.Environment:
         raise StoreDamagedError(f"LMDB cannot open {data}: {error}; {what_to_do(data)}") from error
 
 
+def _check_map(environment: lmdb.Environment, directory: str, record: StoreRecord) -> None:
+    """Refuse a file whose map isn't that of the cap: the meta pages, which have no checksum, say how far the file may grow."""
+    with translated():
+        found = int(environment.stat()["psize"]), int(environment.info()["map_size"])
+    try:
+        expected = record.page_bytes, map_bytes_for(record.cap, record.page_bytes)
+    except CapError:
+        expected = record.page_bytes, 0
+    if found != expected:
+        raise StoreDamagedError(
+            f"the meta pages of the store at {directory} are damaged: they say pages of {found[0]} bytes and a map of {found[1]}, "
+            f"the cap of {record.cap} makes that {expected[0]} and {expected[1]}; {what_to_do(Path(directory) / DATA_FILE)}"
+        )
+
+
 def _unborn(data: Path) -> bool:
     """Whether a creator died after it put the file in place and before it wrote anything into it."""
     try:
@@ -332,7 +348,11 @@ def _create_file(directory: str, max_bytes: int | None, page_bytes: int, whole_c
 
 def _facts(data: Path, had_locks: bool) -> None:
     try:
-        read_facts(str(data))
+        facts = read_facts(str(data))
+        if facts.map_bytes > MAX_CAP:
+            raise StoreDamagedError(
+                f"{data} has damaged meta pages: they say that the file may take {facts.map_bytes} bytes; {what_to_do(data)}"
+            )
     except NotAStoreError as error:
         if had_locks:  # our lock files stand beside it: it was a store
             raise StoreDamagedError(

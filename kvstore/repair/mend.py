@@ -61,6 +61,7 @@ def mend(environment: Environment, *, lock_timeout: float, dry_run: bool, progre
         return Mended(problems, problems, before, before)
     store = StoreScope(environment, lock_timeout)
     store.transact(sweep)
+    store.transact(_free_stuck)
     bad = frozenset(problem.block_id for problem in problems if problem.block_id)
     with environment.reading() as txn:
         damaged = [node.node for node in _readable(txn) if _damaged(txn, node, bad)]
@@ -90,6 +91,16 @@ def _block_tokens(txn: Reader) -> dict[int, int]:
         except (IndexDamaged, LayoutError):
             continue
     return sizes
+
+
+def _free_stuck(txn: Writer) -> None:
+    """Try once more to free the blocks that could not be freed when they went: a disk that failed then may not fail now."""
+    stuck = []
+    for key, raw in txn.items(txn.db.refs):
+        with contextlib.suppress(IndexDamaged):
+            stuck += [key] if not Ref.decode(key, raw).count else []
+    for block_id in stuck:
+        table.set_count(txn, block_id, 0)
 
 
 def _lost(txn: Reader | Writer, block_id: bytes, bad: frozenset[bytes]) -> bool:

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from kvstore import Store
-from kvstore.blocks import find
+from kvstore import blocks as table
+from kvstore.radix import nodes
 from kvstore.records.meta import COUNTERS_KEY
 from kvstore.records.node import node_key
 from tests.repair.conftest import SESSIONS, TURNS
 from tests.repair.damage import repaired, restored_after_all
 from tests.store.index import checkpoints_on, nodes_on
-from tests.support import assert_restores, assert_sound, data_file, flip, hybrid_layout, plain_layout, save, wide_layout
+from tests.support import CAP, assert_restores, assert_sound, data_file, flip, hybrid_layout, plain_layout, save, wide_layout
 
 
 def payloads(path: Path, tokens: list[int]) -> list[int]:
@@ -89,7 +90,7 @@ def test_damaged_states(copy: Path) -> None:
         states = next(c.ids[0] for c in found if c.position == positions[-1])
         environment = namespace.scope.store.environment
         with environment.reading() as txn:
-            ref = find(txn, states)
+            ref = table.find(txn, states)
             assert ref is not None
     flip(data_file(copy), ref.offset + 70)
     repaired(copy)
@@ -141,3 +142,30 @@ def test_a_cut_in_the_middle_of_a_long_session(tmp_path: Path) -> None:
         assert after.live_bytes < before.live_bytes / 2
         with store.namespace(layout).scope.store.environment.reading() as txn:
             assert txn.get(node_key(1), txn.db.nodes) is None
+
+
+def test_a_block_that_could_not_be_freed(tmp_path: Path) -> None:
+    """What could not be freed when it went, and can be now, is freed where it is: nothing is written anew for it."""
+    path = tmp_path / "s"
+    with Store.open(path, max_bytes=CAP) as store:
+        namespace = store.namespace(wide_layout())
+        save(namespace, [1, *range(63)])
+        with store._scope.environment.write(5.0) as txn:  # as it is left where its first page can't be read
+            block_id = txn.last_key(txn.db.refs)
+            ref = table.find(txn, block_id)
+            assert ref is not None
+            txn.put(txn.db.refs, block_id, ref.counted(-1).encode(block_id))
+            [number] = [int.from_bytes(key, "big") for key, _ in txn.items(txn.db.nodes)]
+            node = nodes.load(txn, number)
+            for database in (txn.db.nodes, txn.db.usage):
+                txn.delete(database, node_key(number))
+            nodes.unlink(txn, node.parent, node.first, number)
+            nodes.drop_root(txn, node.root)
+            table.mark_bad(txn, block_id)
+        [problem] = store.verify().problems
+        assert "can't be freed" in problem.what
+    told, done = Store.repair(path, dry_run=True), Store.repair(path)
+    assert (told.rewritten, done.rewritten, done.changed) == (False, False, True)
+    with Store.open(path) as store:
+        assert store.stats().blocks == store.stats().bad_blocks == 0
+        assert_sound(store)

@@ -151,6 +151,20 @@ def test_recency_survives(tmp_path: Path) -> None:
         assert evicted == [0, 1, 3, 4, 6, 7, 5, 2]
 
 
+@pytest.mark.parametrize("bit", [22, 25, 34, 43, 56, 63])
+def test_a_bit_of_the_map_size(whole: Path, copy: Path, bit: int) -> None:
+    """A bit that flips in the size of the map would lift the cap, or lower it: the store is refused, and repaired with its cap."""
+    raw = data_file(copy).read_bytes()
+    newer = max((0, 1), key=lambda page: int.from_bytes(raw[page * PAGE + 144 :][:8], "little"))
+    flip(data_file(copy), newer * PAGE + 32 + bit // 8, 1 << bit % 8)
+    with pytest.raises(StoreDamagedError, match="meta pages"):
+        Store.open(copy)
+    repaired(copy)
+    with Store.open(copy) as store:
+        assert store.max_bytes == CAP
+    assert lengths(copy) == lengths(whole)
+
+
 @pytest.mark.parametrize("number", [1 << 47, (1 << 60) + 1, (1 << 63) + 5, (1 << 64) - 2])
 def test_numbers_of_pages_that_no_file_has(whole: Path, copy: Path, number: int) -> None:
     """Meta pages that lead far behind the file's end are damaged ones: what they led to is found in another way."""
