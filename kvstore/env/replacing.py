@@ -13,22 +13,28 @@ import shutil
 import time
 from pathlib import Path
 
+from kvstore.env.leftovers import remove_copy
 from kvstore.errors import StoreFullError, StoreOwnerError
 from kvstore.records.constants import DATA_FILE
 
-__all__ = ["beside", "clear_leftovers", "make_beside", "replace_file"]
+__all__ = ["clear_leftovers", "give_to_owner", "make_beside", "remove_new", "replace_file"]
 
 _ROOM_TO_SPARE = 64 << 20
 
 
-def beside(home: Path) -> Path:
+def _beside(home: Path) -> Path:
     """Where the new store is written while a store is repaired."""
     return home.parent / f".{home.name}.repair"
 
 
+def remove_new(home: Path) -> None:
+    """Remove the new store that is being written, or what is left of it."""
+    remove_copy(home, _beside(home), "repair")
+
+
 def clear_leftovers(home: Path) -> None:
     """Remove what a killed repair has left: its half-written store, and a second name of a file that is in its place still."""
-    shutil.rmtree(beside(home), ignore_errors=True)
+    remove_new(home)
     for aside in home.parent.glob(f"{glob.escape(home.name)}.damaged-*"):
         with contextlib.suppress(OSError):
             if (aside / DATA_FILE).samefile(home / DATA_FILE):
@@ -58,7 +64,10 @@ def make_beside(home: Path, needed: int) -> Path:
         raise StoreFullError(
             f"repairing writes the store anew beside {home}: it takes {needed + _ROOM_TO_SPARE} bytes, {free} are free there"
         )
-    return beside(home)
+    beside = _beside(home)
+    if os.path.lexists(beside):
+        raise StoreOwnerError(f"repairing writes the store anew at {beside}, where something else is: move it away")
+    return beside
 
 
 def replace_file(home: Path, new: Path) -> Path:
@@ -78,10 +87,18 @@ def replace_file(home: Path, new: Path) -> Path:
         ) from error
     for directory in (aside, home.parent):
         _sync(directory)
+    give_to_owner(new, data)
     new.replace(data)
     for directory in (home, home.parent):
         _sync(directory)
     return aside
+
+
+def give_to_owner(new: Path, old: Path) -> None:
+    """Give a new file to whom the old one belongs, who could not open his store otherwise. Only root can, and only root has to."""
+    there = os.stat(old, follow_symlinks=False)
+    if os.geteuid() == 0 and (there.st_uid, there.st_gid) != (0, 0):
+        os.chown(new, there.st_uid, there.st_gid, follow_symlinks=False)
 
 
 def _make_aside(home: Path) -> Path:
