@@ -225,7 +225,12 @@ def _cannot(what: str, error: OSError, advice: str) -> KVStoreError:
 
 def _lock_files(directory: str) -> tuple[FileLock, FileLock]:
     try:
-        return FileLock(str(Path(directory) / OPEN_LOCK_FILE)), FileLock(str(Path(directory) / WRITE_LOCK_FILE))
+        open_lock = FileLock(str(Path(directory) / OPEN_LOCK_FILE))
+        try:
+            return open_lock, FileLock(str(Path(directory) / WRITE_LOCK_FILE))
+        except BaseException:
+            open_lock.close()
+            raise
     except OSError as error:
         raise _cannot(f"cannot open the lock files in {directory}", error, "a store needs them even to read") from error
 
