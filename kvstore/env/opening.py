@@ -218,6 +218,8 @@ def _sync_directory(directory: str | Path) -> None:
 
 
 def _cannot(what: str, error: OSError, advice: str) -> KVStoreError:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return StoreBusyError(f"{what}: {error.strerror}; close some, or raise the limit (ulimit -n), and try again")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFullError(f"{what}: {error.strerror}; make room on the disk")
     return StoreOwnerError(f"{what}: {error.strerror}; {advice}")
@@ -297,15 +299,17 @@ def _open_locked(
         if first:
             share(open_lock, directory, lock_timeout)
         return Environment(directory, environment, db, record, open_lock, write_lock, (there.st_dev, there.st_ino))
-    except BaseException:
+    except BaseException as error:
         environment.close()
+        if isinstance(error, OSError) and not isinstance(error, KVStoreError):
+            raise _cannot(f"cannot open {data}", error, "check its permissions") from error
         raise
 
 
 def _open_file(directory: str, data: Path) -> lmdb.Environment:
     try:
         return open_lmdb(directory, metasync=False)
-    except (ForkedStoreError, StoreFullError):
+    except (ForkedStoreError, StoreBusyError, StoreFullError):
         raise
     except KVStoreError as error:
         raise StoreDamagedError(f"LMDB cannot open {data}: {error}; {what_to_do(data)}") from error
@@ -350,13 +354,18 @@ def _facts(data: Path, had_locks: bool) -> None:
     except PermissionError as error:
         raise StoreOwnerError(f"cannot read {data}: {error.strerror}; check its permissions") from error
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise _cannot(f"cannot read {data}", error, "") from error
         raise StoreDamagedError(f"cannot read {data}: {error.strerror}; {what_to_do(data)}") from error
 
 
 def _check_file(data: Path, had_locks: bool) -> None:
     _facts(data, had_locks)
     started = time.monotonic()
-    problems = verify_file(str(data))
+    try:
+        problems = verify_file(str(data))
+    except OSError as error:
+        raise _cannot(f"cannot verify {data}", error, "") from error
     _log.debug("verified the structure of %s in %.3f s", data, time.monotonic() - started)
     if problems:
         raise StoreDamagedError(f"{data} is damaged ({len(problems)} problems, first: {problems[0]}); {what_to_do(data)}")
