@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import logging
 import os
 import shutil
 import time
@@ -18,6 +19,8 @@ from kvstore.errors import StoreFullError, StoreOwnerError
 from kvstore.records.constants import DATA_FILE
 
 __all__ = ["clear_leftovers", "give_to_owner", "make_beside", "remove_new", "replace_file"]
+
+_log = logging.getLogger("kvstore")
 
 _ROOM_TO_SPARE = 64 << 20
 
@@ -98,7 +101,10 @@ def give_to_owner(new: Path, old: Path) -> None:
     """Give a new file to whom the old one belongs, who could not open his store otherwise. Only root can, and only root has to."""
     there = os.stat(old, follow_symlinks=False)
     if os.geteuid() == 0 and (there.st_uid, there.st_gid) != (0, 0):
-        os.chown(new, there.st_uid, there.st_gid, follow_symlinks=False)
+        try:
+            os.chown(new, there.st_uid, there.st_gid, follow_symlinks=False)
+        except OSError as error:  # in a user namespace that doesn't know him
+            _log.warning("the new file of %s can't be given to user %d: %s", old.parent, there.st_uid, error.strerror)
 
 
 def _make_aside(home: Path) -> Path:
