@@ -79,18 +79,18 @@ class FileLock:
             return b""
 
     def write(self, content: bytes) -> None:
-        """Make this the file's content, if it isn't. Where that fails (a full disk) the file is empty, which may fail as well."""
+        """Make this the file's content, if it isn't. Where that fails the file is empty, which may fail as well.
+
+        It's put over what is there, which needs no room on a disk that is full: emptied first it would.
+        """
         if self.read(len(content) + 1) == content:
             return
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._fd, 0)
         try:
             whole = os.pwrite(self._fd, content, 0) == len(content)
         except OSError:
             whole = False
-        if not whole:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, 0)
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, len(content) if whole else 0)
 
     def in_place(self) -> bool:
         """Whether the file that is locked is still the one that the path names: a deleted lock file locks nobody out."""

@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdatomic.h>
 
 typedef struct guarded {
     sigjmp_buf back;
@@ -23,13 +24,18 @@ static _Thread_local guarded *volatile current __attribute__((tls_model("initial
 /* The fault that was passed on last, and how often in a row. */
 static _Thread_local void *volatile passed __attribute__((tls_model("initial-exec")));
 static _Thread_local volatile sig_atomic_t times __attribute__((tls_model("initial-exec")));
+/* Whether `over` has got the signal: what it passes on goes to `before`. */
+static _Thread_local volatile sig_atomic_t passing __attribute__((tls_model("initial-exec")));
 
 enum { TIMES = 256 };
 
 /* Guarded by `lock`. The handler reads `before` without it: it only changes while no handler of ours is installed. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int users;
+static int users, runs;
 static struct sigaction before;
+/* Installed over ours while it was held: behind it while copies run, and where it was afterwards. */
+static struct sigaction over;
+static atomic_bool covered;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 /* Ends the process as it would have without us: by the instruction, which is run again, or by the signal that was sent. */
@@ -54,14 +60,18 @@ static void on_bus_error(int signal, siginfo_t *info, void *machine) {
         times = passed == info->si_addr ? times + 1 : 1;
         passed = info->si_addr;
     }
+    const bool to_over = atomic_load(&covered) && !passing;
+    const struct sigaction *next = to_over ? &over : &before;
+    passing = to_over;
     if (!sent && times > TIMES)
         die(signal, false);
-    else if (before.sa_flags & SA_SIGINFO)
-        before.sa_sigaction(signal, info, machine);
-    else if (before.sa_handler == SIG_DFL || (before.sa_handler == SIG_IGN && !sent))
+    else if (next->sa_flags & SA_SIGINFO)
+        next->sa_sigaction(signal, info, machine);
+    else if (next->sa_handler == SIG_DFL || (next->sa_handler == SIG_IGN && !sent))
         die(signal, sent);
-    else if (before.sa_handler != SIG_IGN)
-        before.sa_handler(signal);
+    else if (next->sa_handler != SIG_IGN)
+        next->sa_handler(signal);
+    passing = 0;
 }
 
 static bool is_ours(const struct sigaction *action) {
@@ -75,26 +85,33 @@ static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
 static void after_fork_in_child(void) {
     struct sigaction now;
     pthread_mutex_init(&lock, NULL);
-    if (users && !sigaction(SIGBUS, NULL, &now) && is_ours(&now)) sigaction(SIGBUS, &before, NULL);
-    users = 0;
+    if (users && !sigaction(SIGBUS, NULL, &now) && is_ours(&now))
+        sigaction(SIGBUS, atomic_load(&covered) ? &over : &before, NULL);
+    users = runs = 0;
+    atomic_store(&covered, false);
     kvs_stand_in_after_fork();
 }
 
 static void install_handlers(void) { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); }
 
+/* Puts our handler in front, and what was there into `behind`. Returns whether it wasn't there already. */
+static bool install(struct sigaction *behind) {
+    struct sigaction now, ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+    if (sigaction(SIGBUS, NULL, &now) || is_ours(&now)) return false;
+    sigemptyset(&ours.sa_mask);
+    *behind = now;
+    return !sigaction(SIGBUS, &ours, NULL);
+}
+
+static void hold(void) {
+    /* Still there from before if somebody had put his own over it when we wanted to take it back. */
+    if (!users++) install(&before);
+}
+
 void kvs_guard_hold(void) {
     pthread_once(&fork_once, install_handlers);
     pthread_mutex_lock(&lock);
-    if (!users++) {
-        struct sigaction now;
-        /* Still there from before if somebody had put his own over it when we wanted to take it back. */
-        if (!sigaction(SIGBUS, NULL, &now) && !is_ours(&now)) {
-            struct sigaction ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
-            sigemptyset(&ours.sa_mask);
-            before = now;
-            sigaction(SIGBUS, &ours, NULL);
-        }
-    }
+    hold();
     pthread_mutex_unlock(&lock);
 }
 
@@ -118,8 +135,12 @@ static bool unblock(void) {
 void kvs_watch_here(void) { unblock(); }
 
 void kvs_guard_begin(kvs_guard_mask *mask) {
-    times = 0;
-    kvs_guard_hold();
+    times = passing = 0;
+    pthread_once(&fork_once, install_handlers);
+    pthread_mutex_lock(&lock);
+    hold();
+    if (!runs++) atomic_store(&covered, install(&over));
+    pthread_mutex_unlock(&lock);
     mask->blocked = unblock();
 }
 
@@ -130,6 +151,13 @@ void kvs_guard_end(const kvs_guard_mask *mask) {
         sigaddset(&bus, SIGBUS);
         pthread_sigmask(SIG_BLOCK, &bus, NULL);
     }
+    pthread_mutex_lock(&lock);
+    if (!--runs && atomic_load(&covered)) {
+        struct sigaction now;
+        if (!sigaction(SIGBUS, NULL, &now) && is_ours(&now)) sigaction(SIGBUS, &over, NULL);
+        atomic_store(&covered, false);
+    }
+    pthread_mutex_unlock(&lock);
     kvs_guard_release();
 }
 

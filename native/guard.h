@@ -8,8 +8,8 @@
 
 /*
  * From begin to end, kvs_guard_run may be called, on any thread. Between them
- * the process's handler for SIGBUS is ours; it passes on what it isn't meant
- * for. Pairs may nest and overlap. `mask` keeps the caller's setting.
+ * the process's handler for SIGBUS is ours, also if somebody has put his own
+ * over it since a hold; it passes on what it isn't meant for. Pairs may nest and overlap. `mask` keeps the caller's setting.
  */
 typedef struct kvs_guard_mask {
     bool blocked;

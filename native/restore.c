@@ -20,7 +20,7 @@
 enum {
     BUFFER = 2 << 20,    /* for a read: a huge page, and more than a piece */
     FIRST_SHARE = 32,    /* of all bytes, the part that is planned and copied ahead where somebody waits */
-    LEAST_READERS = 4,   /* reads under way at once: twice the threads, within these limits */
+    LEAST_READERS = 8,   /* reads under way at once: twice the threads, within these limits */
     MOST_READERS = 16,
     ALONE = 128 << 10,   /* a call of fewer cached bytes is done before a thread wakes up */
     VECTORS = 64,        /* segments that one read puts where they belong */

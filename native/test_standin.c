@@ -157,6 +157,37 @@ static void touch(void *context) {
     (void)*p;
 }
 
+static struct sigaction ours;
+static int passed_on;
+
+/* One that was installed over ours, and passes on. */
+static void later_handler(int signal, siginfo_t *info, void *machine) {
+    passed_on++;
+    ours.sa_sigaction(signal, info, machine);
+}
+
+/* Who copies guarded is told also where somebody has put his handler over ours since; what isn't ours he has all the same. */
+static void test_later(opened *f, opened *other) {
+    struct sigaction later = {.sa_sigaction = later_handler, .sa_flags = SA_SIGINFO | SA_NODEFER}, now;
+    kvs_guard_mask mask, inner;
+    CHECK(!sigaction(SIGBUS, &later, &ours));
+    for (int i = 0; i < 2; i++) {
+        passed_on = 0;
+        kvs_guard_begin(&mask);
+        expect_own(other, 2 * PAGE);
+        kvs_guard_begin(&inner);
+        CHECK(!kvs_guard_run(touch, (void *)(uintptr_t)(f->map + 3 * PAGE), f->map + 3 * PAGE, PAGE));
+        kvs_guard_end(&inner);
+        CHECK(passed_on == 1);
+        kvs_guard_end(&mask);
+        CHECK(!sigaction(SIGBUS, NULL, &now) && now.sa_sigaction == later_handler);
+        kvs_watch_here(); /* a sanitizer's handler leaves the signal blocked behind a jump */
+        expect_own(other, 2 * PAGE);
+        CHECK(passed_on == 2);
+    }
+    CHECK(!sigaction(SIGBUS, &ours, NULL));
+}
+
 static bool is_own(void) {
     struct sigaction now;
     CHECK(!sigaction(SIGBUS, NULL, &now));
@@ -185,6 +216,8 @@ static void test_others(void) {
     kvs_guard_begin(&mask);
     CHECK(!kvs_guard_run(touch, (void *)(uintptr_t)(f.map + 3 * PAGE), f.map + 3 * PAGE, PAGE));
     kvs_guard_end(&mask);
+    CHECK(!is_own() && kvs_watch_lost(watch) == 1);
+    test_later(&f, &other);
     CHECK(!is_own() && kvs_watch_lost(watch) == 1);
 
     sigemptyset(&bus);

@@ -86,8 +86,8 @@ def share(lock: FileLock, directory: str, timeout: float) -> None:
 
 def write_holder(lock: FileLock) -> None:
     """Write down where this process runs. It holds the lock exclusively. A file that something else is in is left alone."""
-    there = holder(lock)
-    if not HOLDER_MAGIC.startswith(there[: len(HOLDER_MAGIC)]):
+    there = holder(lock)[: len(HOLDER_MAGIC)].rstrip(b"\0")  # zeros are what a power loss may leave
+    if not HOLDER_MAGIC.startswith(there):
         return
     lock.write(b"".join(b"%s %s\n" % pair for pair in [(HOLDER_MAGIC, b"1"), *_here().items()]))
 

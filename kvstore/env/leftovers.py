@@ -8,13 +8,13 @@ import os
 import stat
 from pathlib import Path
 
-from kvstore.records.constants import DATA_FILE, LMDB_LOCK_FILE, NEW_DATA_FILE
+from kvstore.records.constants import DATA_FILE, LMDB_LOCK_FILE, NEW_DATA_FILE, OPEN_LOCK_FILE, WRITE_LOCK_FILE
 
 __all__ = ["beside_of", "remove_beside", "remove_copy", "remove_leftovers"]
 
 _log = logging.getLogger("kvstore")
 
-_IN_COPY = frozenset({DATA_FILE, LMDB_LOCK_FILE})  # all that a resize puts there
+_IN_COPY = {DATA_FILE, LMDB_LOCK_FILE, OPEN_LOCK_FILE, WRITE_LOCK_FILE, NEW_DATA_FILE}  # all that is ever put there
 
 
 def beside_of(home: Path) -> Path:
@@ -31,14 +31,14 @@ def remove_leftovers(home: Path) -> None:
 
 def remove_beside(home: Path) -> None:
     """Remove the copy that a killed resize has left beside a store; nothing that isn't certainly one."""
-    remove_copy(home, beside_of(home), _IN_COPY, "resize")
+    remove_copy(home, beside_of(home), "resize")
 
 
-def remove_copy(home: Path, beside: Path, names: frozenset[str], purpose: str) -> None:
-    """Remove a directory that a killed process has left beside a store, if it is certainly one.
+def remove_copy(home: Path, beside: Path, purpose: str) -> None:
+    """Remove the copy of a store that a killed resize or repair has left beside it; nothing that isn't certainly one.
 
-    So a directory, no link, of the user whom the store's data file belongs to, closed to others, with nothing in it but files
-    of these names. What is something else stays, and stays whole.
+    So a directory, no link, of the user whom the store's data file belongs to, closed to others, with nothing in it but the files
+    of such a copy. What is something else stays, and stays whole.
     """
     try:
         there = os.lstat(beside)
@@ -48,7 +48,7 @@ def remove_copy(home: Path, beside: Path, names: frozenset[str], purpose: str) -
             return
         with os.scandir(beside) as entries:
             found = list(entries)
-        if any(entry.name not in names or not entry.is_file(follow_symlinks=False) for entry in found):
+        if any(entry.name not in _IN_COPY or not entry.is_file(follow_symlinks=False) for entry in found):
             _log.warning("%s is not the copy of a killed %s: it is left alone", beside, purpose)
             return
         for entry in found:
@@ -59,4 +59,4 @@ def remove_copy(home: Path, beside: Path, names: frozenset[str], purpose: str) -
     except OSError as error:
         _log.warning("what a killed %s left at %s can't be removed: %s", purpose, beside, error.strerror)
     else:
-        _log.info("removed what a killed %s left at %s", purpose, beside)
+        _log.info("removed what a %s left at %s", purpose, beside)

@@ -218,6 +218,8 @@ def _sync_directory(directory: str | Path) -> None:
 
 
 def _cannot(what: str, error: OSError, advice: str) -> KVStoreError:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return StoreBusyError(f"{what}: {error.strerror}; close some, or raise the limit (ulimit -n), and try again")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFullError(f"{what}: {error.strerror}; make room on the disk")
     return StoreOwnerError(f"{what}: {error.strerror}; {advice}")
@@ -225,7 +227,12 @@ def _cannot(what: str, error: OSError, advice: str) -> KVStoreError:
 
 def _lock_files(directory: str) -> tuple[FileLock, FileLock]:
     try:
-        return FileLock(str(Path(directory) / OPEN_LOCK_FILE)), FileLock(str(Path(directory) / WRITE_LOCK_FILE))
+        open_lock = FileLock(str(Path(directory) / OPEN_LOCK_FILE))
+        try:
+            return open_lock, FileLock(str(Path(directory) / WRITE_LOCK_FILE))
+        except BaseException:
+            open_lock.close()
+            raise
     except OSError as error:
         raise _cannot(f"cannot open the lock files in {directory}", error, "a store needs them even to read") from error
 
@@ -293,15 +300,17 @@ def _open_locked(
         if first:
             share(open_lock, directory, lock_timeout)
         return Environment(directory, environment, db, record, open_lock, write_lock, (there.st_dev, there.st_ino))
-    except BaseException:
+    except BaseException as error:
         environment.close()
+        if isinstance(error, OSError) and not isinstance(error, KVStoreError):
+            raise _cannot(f"cannot open {data}", error, "check its permissions") from error
         raise
 
 
 def _open_file(directory: str, data: Path) -> lmdb.Environment:
     try:
         return open_lmdb(directory, metasync=False)
-    except (ForkedStoreError, StoreFullError):
+    except (ForkedStoreError, StoreBusyError, StoreFullError):
         raise
     except KVStoreError as error:
         raise StoreDamagedError(f"LMDB cannot open {data}: {error}; {what_to_do(data)}") from error
@@ -365,13 +374,18 @@ def _facts(data: Path, had_locks: bool) -> None:
     except PermissionError as error:
         raise StoreOwnerError(f"cannot read {data}: {error.strerror}; check its permissions") from error
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise _cannot(f"cannot read {data}", error, "") from error
         raise StoreDamagedError(f"cannot read {data}: {error.strerror}; {what_to_do(data)}") from error
 
 
 def _check_file(data: Path, had_locks: bool) -> None:
     _facts(data, had_locks)
     started = time.monotonic()
-    problems = verify_file(str(data))
+    try:
+        problems = verify_file(str(data))
+    except OSError as error:
+        raise _cannot(f"cannot verify {data}", error, "") from error
     _log.debug("verified the structure of %s in %.3f s", data, time.monotonic() - started)
     if problems:
         raise StoreDamagedError(f"{data} is damaged ({len(problems)} problems, first: {problems[0]}); {what_to_do(data)}")

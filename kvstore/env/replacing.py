@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import logging
 import os
 import shutil
 import time
@@ -15,22 +16,28 @@ from pathlib import Path
 
 from kvstore.env.leftovers import remove_copy
 from kvstore.errors import StoreFullError, StoreOwnerError
-from kvstore.records.constants import DATA_FILE, LMDB_LOCK_FILE, NEW_DATA_FILE, OPEN_LOCK_FILE, WRITE_LOCK_FILE
+from kvstore.records.constants import DATA_FILE
 
-__all__ = ["beside", "clear_leftovers", "make_beside", "replace_file"]
+__all__ = ["clear_leftovers", "give_to_owner", "make_beside", "remove_new", "replace_file"]
+
+_log = logging.getLogger("kvstore")
 
 _ROOM_TO_SPARE = 64 << 20
-_IN_STORE = frozenset({DATA_FILE, LMDB_LOCK_FILE, NEW_DATA_FILE, OPEN_LOCK_FILE, WRITE_LOCK_FILE})
 
 
-def beside(home: Path) -> Path:
+def _beside(home: Path) -> Path:
     """Where the new store is written while a store is repaired."""
     return home.parent / f".{home.name}.repair"
 
 
+def remove_new(home: Path) -> None:
+    """Remove the new store that is being written, or what is left of it."""
+    remove_copy(home, _beside(home), "repair")
+
+
 def clear_leftovers(home: Path) -> None:
     """Remove what a killed repair has left: its half-written store, and a second name of a file that is in its place still."""
-    remove_copy(home, beside(home), _IN_STORE, "repair")
+    remove_new(home)
     for aside in home.parent.glob(f"{glob.escape(home.name)}.damaged-*"):
         with contextlib.suppress(OSError):
             if (aside / DATA_FILE).samefile(home / DATA_FILE):
@@ -40,7 +47,7 @@ def clear_leftovers(home: Path) -> None:
 
 
 def make_beside(home: Path, needed: int) -> Path:
-    """Name the directory of the new store, having seen that there is none and that there is room for `needed` bytes.
+    """Name the directory of the new store, having seen that there is room for `needed` bytes.
 
     Raises
     ------
@@ -55,14 +62,15 @@ def make_beside(home: Path, needed: int) -> Path:
         raise StoreOwnerError(
             f"repairing writes the store anew beside it, and {home.parent} can't be written; check its permissions"
         )
-    if os.path.lexists(beside(home)):
-        raise StoreOwnerError(f"repairing writes the store anew at {beside(home)}, where something else is; move that away")
     free = shutil.disk_usage(home.parent).free
     if free < needed + _ROOM_TO_SPARE:
         raise StoreFullError(
             f"repairing writes the store anew beside {home}: it takes {needed + _ROOM_TO_SPARE} bytes, {free} are free there"
         )
-    return beside(home)
+    beside = _beside(home)
+    if os.path.lexists(beside):
+        raise StoreOwnerError(f"repairing writes the store anew at {beside}, where something else is: move it away")
+    return beside
 
 
 def replace_file(home: Path, new: Path) -> Path:
@@ -82,10 +90,21 @@ def replace_file(home: Path, new: Path) -> Path:
         ) from error
     for directory in (aside, home.parent):
         _sync(directory)
+    give_to_owner(new, data)
     new.replace(data)
     for directory in (home, home.parent):
         _sync(directory)
     return aside
+
+
+def give_to_owner(new: Path, old: Path) -> None:
+    """Give a new file to whom the old one belongs, who could not open his store otherwise. Only root can, and only root has to."""
+    there = os.stat(old, follow_symlinks=False)
+    if os.geteuid() == 0 and (there.st_uid, there.st_gid) != (0, 0):
+        try:
+            os.chown(new, there.st_uid, there.st_gid, follow_symlinks=False)
+        except OSError as error:  # in a user namespace that doesn't know him
+            _log.warning("the new file of %s can't be given to user %d: %s", old.parent, there.st_uid, error.strerror)
 
 
 def _make_aside(home: Path) -> Path:

@@ -20,6 +20,7 @@ from kvstore.env.engine import open_lmdb
 from kvstore.env.environment import Environment
 from kvstore.env.leftovers import beside_of, remove_beside
 from kvstore.env.opening import map_bytes_for
+from kvstore.env.replacing import give_to_owner
 from kvstore.env.transactions import Databases, Writer, translated
 from kvstore.env.verifying import verify_file
 from kvstore.errors import CapError, StoreDamagedError, StoreFullError, StoreOwnerError
@@ -89,6 +90,7 @@ def compact(environment: Environment, cap: int, progress: Progress | None = None
         if problems:
             raise StoreDamagedError(f"the compacted copy does not verify: {problems[0]}; the store is left as it was")
         new.chmod(0o600)
+        give_to_owner(new, home / DATA_FILE)
         environment.check_forked()
         environment.release_file()
         new.replace(home / DATA_FILE)

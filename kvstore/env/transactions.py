@@ -71,6 +71,7 @@ _DAMAGE = (
 
 
 _FULL = (errno.EDQUOT, errno.EFBIG)  # for ENOSPC there is an exception of LMDB's
+_TOO_MANY = (errno.EMFILE, errno.ENFILE)
 _FAILED = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EROFS, errno.EREMOTEIO)
 
 
@@ -83,6 +84,8 @@ def translate(error: lmdb.Error) -> KVStoreError:
     code = getattr(error, "code", 0)
     if isinstance(error, lmdb.DiskError | lmdb.MemoryError) or code in _FULL:
         return StoreFullError(f"the operating system refused a write or memory: {error}; make room on the disk")
+    if code in _TOO_MANY:
+        return StoreBusyError(f"{error}: close some, or raise the limit (ulimit -n), and try again")
     if isinstance(error, lmdb.PanicError):
         return StoreDamagedError(
             f"a write to the store's first pages has failed before, and LMDB refuses to go on ({error}): close the store in this "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import lmdb
@@ -60,7 +61,10 @@ class _Sectors:
 
 
 def verify_file(data: str) -> list[str]:
-    """Check the structure of a data file that nobody writes to, without LMDB. Returns the problems found."""
+    """Check the structure of a data file that nobody writes to, without LMDB. Returns the problems found.
+
+    Raises OSError when this process has too many files open.
+    """
     try:
         try:
             problems = lmdb.verify.verify(data, subdir=False)  # type: ignore[no-untyped-call]  # not typed
@@ -70,5 +74,9 @@ def verify_file(data: str) -> list[str]:
                 verifier = lmdb.verify._Verifier(_Sectors(file.fileno()), os.fstat(file.fileno()).st_size)  # type: ignore[no-untyped-call]
                 problems = verifier.verify()  # type: ignore[no-untyped-call]
         return [str(problem) for problem in problems]
-    except (lmdb.verify.VerifyError, ValueError, OSError, IndexError, AttributeError) as error:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return [f"cannot be verified: {error}"]
+    except (lmdb.verify.VerifyError, ValueError, IndexError, AttributeError) as error:
         return [f"cannot be verified: {error}"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from kvstore.check import verify_contents
 from kvstore.env import map_bytes_for, open_environment, verify_file
 from kvstore.env.damaged import DamagedFile, Meta, read_metas
 from kvstore.env.lost_meta import rebuild_meta
-from kvstore.env.replacing import clear_leftovers, make_beside, replace_file
+from kvstore.env.replacing import clear_leftovers, make_beside, remove_new, replace_file
 from kvstore.errors import CapError, ForkedStoreError, NotAStoreError, StoreDamagedError
 from kvstore.layout import Layout
 from kvstore.records.constants import DATA_FILE, DEFAULT_PAGE_BYTES, LOCK_RESERVE, PAGE_HEADER, PAYLOAD_ALIGN
@@ -218,7 +217,7 @@ def _rewrite(
         moved_to = replace_file(home, beside / DATA_FILE)
     finally:
         if os.getpid() == pid:
-            shutil.rmtree(beside, ignore_errors=True)
+            remove_new(home)
     return Salvaged(kept, now, _lost(sessions, kept, reader), store.cap, str(moved_to), _notes(file, sessions))
 
 

@@ -263,3 +263,26 @@ def test_a_read_only_mount_is_refused(tmp_path: Path) -> None:
         ["unshare", "-m", "sh", "-c", mounted, str(path), *map(str, command)], capture_output=True, text=True, check=False
     )
     assert (result.returncode, result.stdout.strip()) == (0, "refused True"), result.stderr
+
+
+def test_too_many_open_files(tmp_path: Path) -> None:
+    """Where a process has no descriptor left, opening says so, whatever it got to; nothing is left open, and nothing is damaged."""
+    code = """
+    import resource
+    with Store.open(path, max_bytes=CAP) as store:
+        save(store.namespace(plain_layout()), [1, 2, 3])
+    open_files = lambda: len(os.listdir("/proc/self/fd")) - 1
+    before, (soft, hard) = open_files(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    for more in range(30):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before + more, hard))
+        try:
+            with Store.open(path):
+                break
+        except errors.StoreBusyError as error:
+            assert "Too many open files" in str(error) and "ulimit" in str(error), error
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert open_files() == before
+    print(more)
+    """
+    assert int(run_child(code, tmp_path / "s")) > 4

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from kvstore import Store
 from kvstore.env import entry, place
 from kvstore.errors import CapError, KVStoreError, SharingError
+from kvstore.locks import FileLock
 from tests.support import CAP, PRELUDE, ROOT, assert_restores, assert_sound, child, child_at, plain_layout, run_child, save
 
 TOKENS = list(range(40))
@@ -250,6 +252,34 @@ def test_a_file_of_somebody_else_is_not_written_to(tmp_path: Path) -> None:
     with Store.open(tmp_path, max_bytes=CAP):
         pass
     assert (tmp_path / "open.lock").read_bytes() == b"mine"
+
+
+def test_a_power_loss(path: Path) -> None:
+    """Zeros in open.lock, as a power loss may leave them, are written over by the first opener."""
+    (path / "open.lock").write_bytes(bytes(100))
+    with Store.open(path):
+        assert BOOT.read_text().strip() in (path / "open.lock").read_text()
+
+
+def test_it_is_never_empty(tmp_path: Path) -> None:
+    """What is written into a lock file is put over what was there: a disk without room, or a kill, doesn't leave it empty."""
+    lock, seen, done = FileLock(str(tmp_path / "lock")), set(), threading.Event()
+    contents = [b"kvstore-holder 1\nboot %d\n" % n for n in (1, 22, 3)]
+    lock.write(contents[0])
+
+    def look() -> None:
+        while not done.is_set():
+            seen.add((tmp_path / "lock").read_bytes())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for turn in range(3000):
+        lock.write(contents[turn % 3])
+    done.set()
+    thread.join()
+    assert b"" not in seen
+    assert lock.read(100) == contents[2]
+    lock.close()
 
 
 def test_without_proc(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

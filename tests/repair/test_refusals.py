@@ -10,10 +10,10 @@ import lmdb
 import pytest
 
 from kvstore import KVStoreError, Store
-from kvstore.errors import FormatVersionError, NotAStoreError, StoreBusyError, StoreFullError, StoreMissingError
+from kvstore.errors import FormatVersionError, NotAStoreError, StoreBusyError, StoreFullError, StoreMissingError, StoreOwnerError
 from kvstore.kernel import crc32c
 from tests.repair.damage import zero
-from tests.support import child_at, data_file, plain_layout, run_child
+from tests.support import CAP, child_at, data_file, plain_layout, run_child
 
 
 def test_open_in_this_process(copy: Path) -> None:
@@ -121,3 +121,31 @@ def test_a_disk_that_fills_up(copy: Path) -> None:
     assert data_file(copy).read_bytes() == before
     assert os.listdir(copy.parent) == ["s"]
     assert Store.repair(copy).sessions_lost == 0
+
+
+def test_what_may_be_somebodys(copy: Path) -> None:
+    """What stands where the new store would be written and isn't what a killed repair leaves stays whole, and is named."""
+    zero(copy, 0, 2)
+    beside = copy.parent / f".{copy.name}.repair"
+    beside.mkdir(mode=0o700)
+    (beside / "thesis.tex").write_text("mine")
+    with pytest.raises(StoreOwnerError, match=r"\.s\.repair.*move it away"):
+        Store.repair(copy)
+    assert (beside / "thesis.tex").read_text() == "mine"
+    (beside / "thesis.tex").unlink()
+    (beside / "data.mdb").write_bytes(b"half")
+    assert Store.repair(copy).moved_to
+    assert not beside.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_the_owner_keeps_his_store(copy: Path) -> None:
+    """Who has his store repaired or its cap lowered by root owns the new file, too."""
+    for each in (copy, *copy.iterdir()):
+        os.chown(each, 12345, 54321)
+    with Store.open(copy, any_owner=True) as store:
+        store.resize(CAP // 2)
+    for _ in range(2):
+        assert {(p.stat().st_uid, p.stat().st_gid) for p in copy.iterdir()} == {(12345, 54321)}
+        zero(copy, 0, 2)
+        Store.repair(copy, any_owner=True)
