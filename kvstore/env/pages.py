@@ -18,6 +18,7 @@ __all__ = ["FileFacts", "read_facts", "what_to_do", "write_empty"]
 _LMDB_MAGIC, _LMDB_DATA_VERSION = 0xBEEFC0DE, 1
 _P_META = 0x08
 _NO_PAGE = (1 << 64) - 1
+_FREE_FLAGS, _MAIN_FLAGS = 0x08, 0  # integer keys; LMDB aborts the process where a damaged one says that keys have several values
 _PAGE = struct.Struct("<QHHHH")  # page number, padding, flags, lower, upper
 _META = struct.Struct("<IIQQ")  # magic, version, fixed address, map size
 _DB = struct.Struct("<IHHQQQQQ")  # padding (page size in the first), flags, depth, branch, leaf, overflow, entries, root
@@ -45,7 +46,7 @@ def write_empty(path: str, *, page_bytes: int, map_bytes: int) -> None:
 
     def meta(page: int) -> bytes:
         data = _PAGE.pack(page, 0, _P_META, 0, 0) + _META.pack(_LMDB_MAGIC, _LMDB_DATA_VERSION, 0, map_bytes)
-        data += _DB.pack(page_bytes, 8, 0, 0, 0, 0, 0, _NO_PAGE) + _DB.pack(0, 0, 0, 0, 0, 0, 0, _NO_PAGE)
+        data += _DB.pack(page_bytes, _FREE_FLAGS, 0, 0, 0, 0, 0, _NO_PAGE) + _DB.pack(0, _MAIN_FLAGS, 0, 0, 0, 0, 0, _NO_PAGE)
         return (data + _END.pack(1, 0)).ljust(page_bytes, b"\0")
 
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -75,7 +76,10 @@ def read_facts(path: str) -> FileFacts:
             raise NotAStoreError(f"{path} does not begin like the data file of a store; choose another directory")
         page_bytes, map_bytes, last_page, transaction = found
         file.seek(page_bytes)
-        second = _parse(file.read(_LAST + _END.size))
+        raw = file.read(_LAST + _END.size)
+        second = _parse(raw)
+        if not _has_our_flags(first) or (second is not None and not _has_our_flags(raw)):
+            raise NotAStoreError(f"the meta pages of {path} have flags that no store's have; choose another directory")
         # Looked at last: a process that is writing lets the file grow first, and then says so in a meta page.
         size = os.fstat(file.fileno()).st_size
     if second is not None and second[3] > transaction:
@@ -105,6 +109,12 @@ def _holds_nothing_behind(path: str, size: int) -> bool:
 def what_to_do(path: str | os.PathLike[str]) -> str:
     """What an error of a damaged data file tells people to do."""
     return f"run `python -m kvstore repair {os.path.dirname(path)}`, which keeps what verifies, or move it away"
+
+
+def _has_our_flags(raw: bytes) -> bool:
+    """Whether a meta page gives its two databases the flags that they have in a store."""
+    free, main = _DB.unpack_from(raw, _FIRST_DB)[1], _DB.unpack_from(raw, _FIRST_DB + _DB.size)[1]
+    return (free, main) == (_FREE_FLAGS, _MAIN_FLAGS)
 
 
 def _parse(raw: bytes) -> tuple[int, int, int, int] | None:

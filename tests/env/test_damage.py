@@ -17,6 +17,7 @@ from tests.support import (
     hybrid_layout,
     plain_layout,
     restored_at_last,
+    run_child,
     save,
 )
 
@@ -92,6 +93,27 @@ def test_a_flipped_byte_in_a_meta_page(copy: Path, page: int, offset: int) -> No
         return
     with store:
         assert_whole_or_shorter(store)
+
+
+FLAGS = """
+from kvstore.errors import StoreDamagedError
+try:
+    with Store.open(path) as store:
+        save(store.namespace(plain_layout()), [9, *range(60)])
+        store.namespace(plain_layout()).evict()
+        print("saved")
+except StoreDamagedError as error:
+    print("meta pages" in str(error.__cause__))
+"""
+
+
+@pytest.mark.parametrize("page", [0, 1])
+@pytest.mark.parametrize("offset", [44, 92], ids=["free list", "main tree"])
+def test_flags_that_make_lmdb_abort(copy: Path, page: int, offset: int) -> None:
+    """A bit that says that keys have several values, for which LMDB ends the process at the next write, is refused."""
+    flip(data_file(copy), page * PAGE + offset, 0x04)
+    assert run_child(FLAGS, copy) == "True"
+    assert Store.repair(copy).tokens_lost == 0
 
 
 def test_both_meta_pages_gone(copy: Path) -> None:
