@@ -1,5 +1,7 @@
 """Hypothesis' profile and seed for the whole suite, and the figures that a run prints when it ends."""
 
+import signal
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -25,7 +27,12 @@ def figures() -> Figures:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Let Hypothesis begin from the run's seed, unless it is told another."""
+    """Let Hypothesis begin from the run's seed, unless it is told another; and let Ctrl-C reach the processes that tests start.
+
+    A shell has what it runs in the background ignore it, and so would they.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
 
