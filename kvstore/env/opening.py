@@ -6,7 +6,6 @@ import contextlib
 import errno
 import logging
 import os
-import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import lmdb
 
+from kvstore.env.creating import drop_cached, initialise
 from kvstore.env.engine import open_lmdb
 from kvstore.env.entry import enter, share
 from kvstore.env.environment import Environment
@@ -43,13 +43,9 @@ from kvstore.records.constants import (
     LOCK_RESERVE,
     NEW_DATA_FILE,
     OPEN_LOCK_FILE,
-    PAGE_HEADER,
-    SPACER_REGION_PAGES,
-    SPACER_REGION_SHARE,
-    SPACER_STEP,
     WRITE_LOCK_FILE,
 )
-from kvstore.records.meta import COUNTERS_KEY, FORMAT_KEY, STORE_KEY, Counters, StoreRecord, decode_format, encode_format
+from kvstore.records.meta import FORMAT_KEY, STORE_KEY, StoreRecord, decode_format
 
 __all__ = ["MIN_CAP", "locked_files", "map_bytes_for", "open_environment"]
 
@@ -273,9 +269,9 @@ def _open_locked(
             _facts(data, had_locks)  # of a file that nobody changes meanwhile
         environment = _open_file(directory, data)
         try:
-            if first and _initialise(environment, max_bytes):
+            if first and initialise(environment, max_bytes):
                 environment.close()
-                _drop_cached(data)
+                drop_cached(data)
                 environment = _open_file(directory, data)
             record, db = _read_identity(environment, directory)
             _check_map(environment, directory, record)
@@ -389,53 +385,6 @@ def _check_file(data: Path, had_locks: bool) -> None:
     _log.debug("verified the structure of %s in %.3f s", data, time.monotonic() - started)
     if problems:
         raise StoreDamagedError(f"{data} is damaged ({len(problems)} problems, first: {problems[0]}); {what_to_do(data)}")
-
-
-def _drop_cached(data: Path) -> None:
-    """Forget the pages just written: the spacers went out in one run, as large folios that index pages would then share."""
-    fd = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)
-
-
-def _initialise(environment: lmdb.Environment, max_bytes: int | None) -> bool:
-    """Create the databases and the identity of a store that has none yet; return whether that was so."""
-    with translated(), environment.begin() as txn:
-        if environment.stat()["entries"] or txn.id():
-            return False
-    if max_bytes is None:
-        raise StoreMissingError("the store was never finished; pass max_bytes to create it")
-    page_bytes = int(environment.stat()["psize"])
-    record = StoreRecord(secrets.token_bytes(16), 1, max_bytes, page_bytes, time.time_ns() // 1000)
-    with translated(), environment.begin(write=True) as txn:
-        db = Databases(*(environment.open_db(name.encode(), txn=txn) for name in DATABASES))
-        txn.put(FORMAT_KEY, encode_format(), db=db.meta)
-        txn.put(STORE_KEY, record.encode(), db=db.meta)
-        txn.put(COUNTERS_KEY, Counters().encode(), db=db.meta)
-    _space_out(environment, db.spacers, page_bytes)
-    with translated():
-        environment.sync(True)
-    return True
-
-
-def _space_out(environment: lmdb.Environment, spacers: lmdb._Database, page_bytes: int) -> None:
-    """Prepare a region at the file's beginning in which only pages of the index find room.
-
-    LMDB hands out free pages from the lowest number up, and a block takes the first run that is long enough. Where every
-    eighth page stays in use no block fits; so index pages, which move with every transaction, gather here instead of breaking
-    up the runs that blocks come and go in.
-    """
-    pages = int(environment.info()["map_size"]) // page_bytes
-    region = min(pages // SPACER_REGION_SHARE, SPACER_REGION_PAGES)
-    keys = [index.to_bytes(4, "big") for index in range(region)]
-    with translated(), environment.begin(write=True) as txn:
-        for key in keys:
-            txn.put(key, bytes(page_bytes - PAGE_HEADER), db=spacers)
-        for index, key in enumerate(keys):
-            if index % SPACER_STEP:
-                txn.delete(key, db=spacers)
 
 
 def _read_identity(environment: lmdb.Environment, directory: str) -> tuple[StoreRecord, Databases]:

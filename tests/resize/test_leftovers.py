@@ -16,11 +16,11 @@ from tests.support import CAP, assert_restores, assert_sound, child, child_at, p
 TOKENS = list(range(40))
 
 KILLED = """
-import kvstore.env.resizing as resizing, kvstore.env.opening as opening
+import kvstore.env.creating as creating, kvstore.env.resizing as resizing, kvstore.env.opening as opening
 where, name = sys.argv[2].split(".")
 def die(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGKILL)
-setattr({"resizing": resizing, "opening": opening, "Path": resizing.Path}[where], name, die)
+setattr({"creating": creating, "resizing": resizing, "opening": opening, "Path": resizing.Path}[where], name, die)
 """
 
 
@@ -57,7 +57,7 @@ def test_a_killed_resize(path: Path, point: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "point", ["Path.rename", "opening._sync_directory", "opening._initialise", "opening._read_identity", "opening._space_out"]
+    "point", ["Path.rename", "opening._sync_directory", "opening.initialise", "opening._read_identity", "creating._space_out"]
 )
 def test_a_killed_creation(tmp_path: Path, point: str) -> None:
     """Wherever a creation is killed, the next opener with a cap makes the store, and nothing is left over."""
