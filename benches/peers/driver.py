@@ -77,13 +77,13 @@ class Driver(ABC):
     def before_save(self, tokens: Tokens, arrays: Sequence[Bytes]) -> None:  # noqa: B027 (most have nothing to do)
         """Bring the session to where it is saved from, if that isn't the arrays. Not timed."""
 
-    def before_restore(self) -> None:  # noqa: B027
+    def before_restore(self) -> None:  # noqa: B027 (as above)
         """Clear what is restored into. Not timed."""
 
-    def after_restore(self) -> None:  # noqa: B027
+    def after_restore(self) -> None:  # noqa: B027 (as above)
         """Put back what a restore took away. Not timed."""
 
-    def deliver(self, arrays: Sequence[Bytes], length: int) -> None:  # noqa: B027
+    def deliver(self, arrays: Sequence[Bytes], length: int) -> None:  # noqa: B027 (as above)
         """Bring what was restored into the arrays, if it isn't there. Not timed."""
 
     def settle(self) -> None:

@@ -309,6 +309,7 @@ def compare(peer: Peer, plan: Plan, directory: Path, say: Callable[[str], None],
         for side in (us, them):
             side.open(directory / f"{side.name}-turns")
         for number in range(1, plan.turns + 1):
+            # the default binds this round's number, which mypy can't infer for a lambda
             _in_turns(number, lambda n=number: us.turn(n), lambda n=number: them.turn(n))  # type: ignore[misc]
 
 

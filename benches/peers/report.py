@@ -211,6 +211,7 @@ def _targets(done: Sequence[Compared]) -> list[Target]:
             )
 
     for name, what in MEASURES.items():
+        # the default binds this figure's name, which mypy can't infer for a lambda
         least(what, lambda one, name=name: ratio(one, name))  # type: ignore[misc]
     least("bytes on disk with a shared prefix", lambda one: one.theirs.disk / one.ours.disk if one.ours.disk else None)
     return found
