@@ -15,6 +15,7 @@ from kvstore.errors import KVStoreError
 from kvstore.ids import as_tokens, image_tokens
 from kvstore.layout import DTYPES, Layout, State, StateHash, Stream, state_hash
 from kvstore.leases import DeviceArray, DeviceTransfer, Lease, LeasedBlock, Mapped, Match, Transfer
+from kvstore.radix import CheckpointPolicy
 from kvstore.repair import RepairResult
 from kvstore.saving import SaveResult
 from kvstore.staging import Staging, StagingBuffer
@@ -25,6 +26,7 @@ __all__ = [
     "DTYPES",
     "Captured",
     "CascadeResult",
+    "CheckpointPolicy",
     "DeviceArray",
     "DeviceTransfer",
     "Engine",

@@ -86,7 +86,7 @@ def _ls(store: Store, args: argparse.Namespace) -> int:
     if not infos:
         print("no namespaces")
         return 0
-    rows = [("namespace", "sessions", "tokens", "B/token", "checkpoints", "last use", "model"), *map(_row, infos)]
+    rows = [("namespace", "sessions", "tokens", "B/token", "rows", "checkpoints", "states", "last use", "model"), *map(_row, infos)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -99,7 +99,9 @@ def _row(info: NamespaceInfo) -> tuple[str, ...]:
         str(info.sessions),
         str(info.tokens),
         str(info.token_bytes),
+        _size(info.rows_bytes),
         str(info.checkpoints),
+        _size(info.states_bytes),
         _ago(info.last_use),
         info.model or "-",
     )

@@ -7,13 +7,13 @@ value needs a contiguous run. Because eviction happens in the saving transaction
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvstore.env import Environment, Reader, Writer
 from kvstore.errors import IndexDamaged, StoreFullError
-from kvstore.radix import Removed, nodes, remove_point
+from kvstore.radix import CheckpointPolicy, Removed, nodes, remove_point
 from kvstore.records.meta import COUNTERS_KEY
 from kvstore.records.node import Usage, node_key
 
@@ -23,12 +23,16 @@ __all__ = [
     "Limits",
     "Policy",
     "RankingUsedUp",
+    "Stateful",
     "Victims",
     "evict_point",
     "evict_to",
     "free_some",
     "make_room",
 ]
+
+# the roots of the namespaces whose layout has states, and their policies as far as this process has been told them
+Stateful = Mapping[int, CheckpointPolicy | None]
 
 _USUAL_PAGE_BYTES = 32768
 _TREE_PAGES = 24  # what the trees themselves may grow by, and their copies, in one transaction
@@ -198,9 +202,7 @@ class Victims:
         self._ranked.insert(low, candidate)
 
 
-def make_room(
-    txn: Writer, victims: Victims, limits: Limits, pages: int, keep: frozenset[int], stateful_roots: frozenset[int]
-) -> Removed:
+def make_room(txn: Writer, victims: Victims, limits: Limits, pages: int, keep: frozenset[int], stateful: Stateful) -> Removed:
     """Evict until `pages` more pages fit under the limit. Overshoots by one node at most.
 
     Where the limit has just come down by much others would wait long: it evicts more than is put, and the next saves go on.
@@ -211,7 +213,7 @@ def make_room(
         What the transaction is about to put.
     keep : frozenset of int
         Nodes that must stay: a saver never evicts its own path.
-    stateful_roots : frozenset of int
+    stateful : Stateful
         Roots of the namespaces whose layout has states.
 
     Raises
@@ -230,39 +232,37 @@ def make_room(
                 f"the save needs {pages} pages of {txn.page_bytes} bytes, {needed - removed.pages} more than can be freed in a "
                 f"store of {limits.map_pages} pages; raise the cap or save less at once"
             )
-        _evict(txn, victims, node, removed, keep, stateful_roots)
+        _evict(txn, victims, node, removed, keep, stateful)
     return removed
 
 
-def evict_to(txn: Writer, victims: Victims, live_pages: int, keep: frozenset[int], stateful_roots: frozenset[int]) -> Removed:
+def evict_to(txn: Writer, victims: Victims, live_pages: int, keep: frozenset[int], stateful: Stateful) -> Removed:
     """Evict until at most `live_pages` pages are live, nothing is left that may go, or it is enough for one transaction."""
     removed = Removed()
     while not removed.enough and txn.live_pages() > live_pages and (node := victims.take(txn, keep)) is not None:
-        _evict(txn, victims, node, removed, keep, stateful_roots)
+        _evict(txn, victims, node, removed, keep, stateful)
     return removed
 
 
-def _evict(
-    txn: Writer, victims: Victims, node: int, removed: Removed, keep: frozenset[int], stateful_roots: frozenset[int]
-) -> None:
-    point = evict_point(txn, node, keep, stateful_roots)
+def _evict(txn: Writer, victims: Victims, node: int, removed: Removed, keep: frozenset[int], stateful: Stateful) -> None:
+    point = evict_point(txn, node, keep, stateful)
     removed.add(point)
     if point.above:
         victims.freed(txn, point.above)
 
 
-def evict_point(txn: Writer, node: int, keep: frozenset[int], stateful_roots: frozenset[int]) -> Removed:
+def evict_point(txn: Writer, node: int, keep: frozenset[int], stateful: Stateful) -> Removed:
     """Evict one leaf and what became worthless with it. A leaf whose record is damaged loses what can be found of it."""
     try:
         leaf = nodes.load(txn, node)
     except IndexDamaged:
         nodes.drop_unreadable(txn, node)
         return Removed(1, 0, 0)
-    return remove_point(txn, leaf, has_states=leaf.root in stateful_roots, keep=keep)
+    return remove_point(txn, leaf, has_states=leaf.root in stateful, keep=keep, policy=stateful.get(leaf.root))
 
 
 def free_some(
-    environment: Environment, victims: Victims, points: int, timeout: float, keep: frozenset[int], stateful: frozenset[int]
+    environment: Environment, victims: Victims, points: int, timeout: float, keep: frozenset[int], stateful: Stateful
 ) -> Removed:
     """Evict a few points in a transaction of their own, when LMDB found no contiguous run of pages.
 

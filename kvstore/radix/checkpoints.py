@@ -1,10 +1,4 @@
-"""Checkpoints: where the states of a prefix are stored, and which of them are worth keeping.
-
-The policy: each path keeps its two deepest (the turn's boundary, which a client that hides reasoning comes back to, and the
-end of the answer), the one saved last, and the deepest at or before each node with several children (where another session may
-branch off too).
-The transaction that completes a newer one drops the others, and so does the eviction that leaves a node one child.
-"""
+"""Checkpoints: where the states of a prefix are stored, and dropping those that a policy does not keep."""
 
 from __future__ import annotations
 
@@ -12,12 +6,12 @@ from kvstore import blocks as table
 from kvstore.env import Reader, Writer
 from kvstore.errors import BaseLost, IndexDamaged
 from kvstore.radix import nodes, unfinished
+from kvstore.radix.policy import CheckpointPolicy
 from kvstore.radix.walk import walk
 from kvstore.records.node import Checkpoint, Node
 
-__all__ = ["KEPT_PER_PATH", "add_blocks", "complete", "has_checkpoint", "place", "prune"]
+__all__ = ["add_blocks", "complete", "has_checkpoint", "place", "prune"]
 
-KEPT_PER_PATH = 2
 _CHILDREN_LOOKED_AT = 32
 
 
@@ -71,7 +65,7 @@ def add_blocks(txn: Writer, node: Node, position: int, save_id: int, packed_byte
     return changed
 
 
-def complete(txn: Writer, node: Node, position: int, save_id: int) -> None:
+def complete(txn: Writer, node: Node, position: int, save_id: int, policy: CheckpointPolicy) -> None:
     """Make the checkpoint of a save, to which all blocks were added, valid, and drop what it supersedes.
 
     Where putting its blocks has healed one that another save had completed, that one stays and ours goes; one with a block
@@ -87,7 +81,7 @@ def complete(txn: Writer, node: Node, position: int, save_id: int) -> None:
     _drop(txn, [*stale, mine] if first else stale)
     unfinished.forget(txn, [mine])
     nodes.store(txn, _with(node, [c for c in node.checkpoints if c is not mine and c not in stale], done))
-    prune(txn, node.node, newest=position)
+    prune(txn, node.node, policy, newest=position)
 
 
 def _of_save(node: Node, position: int, save_id: int) -> Checkpoint | None:
@@ -103,7 +97,7 @@ def _with(node: Node, kept: list[Checkpoint], added: list[Checkpoint]) -> Node:
     return node.replace(checkpoints=tuple(sorted((*kept, *added), key=lambda c: (c.position, c.save_id))))
 
 
-def prune(txn: Writer, node: int, *, newest: int = 0) -> None:
+def prune(txn: Writer, node: int, policy: CheckpointPolicy, *, newest: int = 0) -> None:
     """Apply the policy to the path through a node: up to the root, and down as long as there is one way down.
 
     The checkpoint at `newest`, which has just been saved, stays wherever it is: somebody goes on from there.
@@ -114,12 +108,12 @@ def prune(txn: Writer, node: int, *, newest: int = 0) -> None:
     except IndexDamaged:
         return
     found = [(place, c) for place, n in enumerate(path) for c in n.checkpoints if c.complete]
-    keep = {newest, *(c.position for _, c in found[-KEPT_PER_PATH:])}
+    keep = {newest, *policy.kept([c.position for _, c in found])}
     for place, n in enumerate(path):
         if nodes.count_children(txn, n.node, 2) > 1:
             before = [c.position for _, c in found if c.position <= n.end]
             on_path = path[place + 1].node if place + 1 < len(path) else 0
-            keep.update(before[-_kept_at_branch(txn, n.node, on_path) :])
+            keep.update(before[-_kept_at_branch(txn, n.node, on_path, policy.per_path) :])
     for n in path:
         stale = [c for c in n.checkpoints if c.complete and c.position not in keep]
         if stale:
@@ -127,13 +121,13 @@ def prune(txn: Writer, node: int, *, newest: int = 0) -> None:
             nodes.store(txn, n.replace(checkpoints=tuple(c for c in n.checkpoints if c not in stale)))
 
 
-def _kept_at_branch(txn: Writer, branch: int, on_path: int) -> int:
-    """How many checkpoints at or before a branch its other paths need to have two each."""
+def _kept_at_branch(txn: Writer, branch: int, on_path: int, per_path: int) -> int:
+    """How many checkpoints at or before a branch its other paths need to have `per_path` each."""
     for looked_at, child in enumerate(nodes.children_of(txn, branch)):
         if looked_at == _CHILDREN_LOOKED_AT:
-            return KEPT_PER_PATH
+            return per_path
         if child != on_path and not _checkpoint_below(txn, child):
-            return KEPT_PER_PATH
+            return per_path
     return 1
 
 

@@ -12,6 +12,7 @@ from kvstore.errors import IndexDamaged
 from kvstore.ids import ID_BYTES
 from kvstore.radix import nodes, unfinished
 from kvstore.radix.checkpoints import prune
+from kvstore.radix.policy import CheckpointPolicy
 from kvstore.records.node import Node, node_key
 
 __all__ = ["Removed", "cut_node", "remove_leaf", "remove_point"]
@@ -112,19 +113,22 @@ def cut_node(txn: Writer, node: Node, position: int, block_tokens: int) -> Remov
     return removed
 
 
-def remove_point(txn: Writer, leaf: Node, *, has_states: bool, keep: frozenset[int]) -> Removed:
+def remove_point(
+    txn: Writer, leaf: Node, *, has_states: bool, keep: frozenset[int], policy: CheckpointPolicy | None = None
+) -> Removed:
     """Remove a leaf, and with it what became worthless by that.
 
     Without states that is the leaf alone. With states, rows behind the last usable checkpoint can't be restored, so the
     nodes above go too, up to the first that has a complete checkpoint, has other children or is in `keep`; of a very long
-    session not all at once, but nothing is least recently used as much as the rest.
+    session not all at once, but nothing is least recently used as much as the rest. Where a node is left one child, the
+    checkpoints that only its branching has kept go by the namespace's `policy`; with none they stay.
     """
     above = _parent(txn, leaf)
     removed = remove_leaf(txn, leaf)
     while above is not None and not removed.enough:
         count = nodes.count_children(txn, above.node, 2)
-        if count == 1 and has_states:
-            prune(txn, above.node)
+        if count == 1 and policy is not None:
+            prune(txn, above.node, policy)
         if count or not has_states or above.node in keep or any(c.complete for c in above.checkpoints):
             break
         node, above = above, _parent(txn, above)

@@ -109,7 +109,7 @@ def publish_piece(
         grown = grow(txn, root, piece.prompt, piece.rows, scope.limit, scope.store.bad(txn))
         nodes.touch(txn, grown.leaf, nodes.now())
         if piece.states is not None:
-            _put_states(txn, root, piece, piece.states, grown)
+            _put_states(scope, txn, root, piece, piece.states, grown)
         elif piece.more:
             unfinished.note(txn, piece.save.save_id, grown.leaf, 0, this_process())
         if before_commit is not None:
@@ -153,7 +153,7 @@ def _begin_or_end(scope: NamespaceScope, txn: Writer, piece: Piece) -> None:
         unfinished.end(txn, save.save_id)
 
 
-def _put_states(txn: Writer, root: int, piece: Piece, states: StatesPiece, grown: Grown) -> None:
+def _put_states(scope: NamespaceScope, txn: Writer, root: int, piece: Piece, states: StatesPiece, grown: Grown) -> None:
     position, save = len(piece.prompt) // 4, piece.save
     node = checkpoints.place(txn, root, piece.prompt, save.save_id, states.before)
     if node is None:
@@ -168,7 +168,7 @@ def _put_states(txn: Writer, root: int, piece: Piece, states: StatesPiece, grown
     node = checkpoints.add_blocks(txn, node, position, save.save_id, states.packed_bytes, ids)
     grown.path.add(node.node)
     if states.last:
-        checkpoints.complete(txn, node, position, save.save_id)
+        checkpoints.complete(txn, node, position, save.save_id, scope.policy)
     elif not states.before:
         unfinished.note(txn, save.save_id, node.node, position, this_process())
 

@@ -10,7 +10,7 @@ from kvstore.env import Reader, Writer
 from kvstore.errors import CapError, IndexDamaged
 from kvstore.eviction import Limits
 from kvstore.layout import Layout
-from kvstore.radix import NodeLimit, nodes
+from kvstore.radix import CheckpointPolicy, NodeLimit, nodes
 from kvstore.records.block import Geometry
 from kvstore.records.meta import NamespaceRecord, RootRecord
 from kvstore.records.states import max_packed_bytes
@@ -44,6 +44,8 @@ class NamespaceScope:
         How long its edges may become.
     chunk_bytes : int
         Payload bytes of a block of states.
+    policy : CheckpointPolicy
+        Which of its checkpoints are kept.
     """
 
     store: StoreScope
@@ -55,21 +57,24 @@ class NamespaceScope:
     states_geometry: Geometry
     limit: NodeLimit
     chunk_bytes: int
+    policy: CheckpointPolicy
     _root: int = 0
 
     @classmethod
-    def of(cls, store: StoreScope, layout: Layout, salt: bytes) -> NamespaceScope:
+    def of(cls, store: StoreScope, layout: Layout, salt: bytes, policy: CheckpointPolicy | None = None) -> NamespaceScope:
         """Work out a namespace of a store. Reads and writes nothing.
+
+        Without a `policy` it has that of the process's latest handle on it, or else the default one.
 
         Raises
         ------
         CapError
             When the store is too small to work with blocks of this layout.
         """
-        return cls.of_digest(store, layout, ids.salt_digest(salt))
+        return cls.of_digest(store, layout, ids.salt_digest(salt), policy)
 
     @classmethod
-    def of_digest(cls, store: StoreScope, layout: Layout, digest: bytes) -> NamespaceScope:
+    def of_digest(cls, store: StoreScope, layout: Layout, digest: bytes, policy: CheckpointPolicy | None = None) -> NamespaceScope:
         """As `of`, where nothing but the digest of the salt is known: that is what a store keeps of it."""
         environment = store.environment
         page_bytes = environment.page_bytes
@@ -87,7 +92,7 @@ class NamespaceScope:
         namespace = ids.namespace_id(layout.fingerprint, digest)
         limit = NodeLimit.of(page_bytes, layout.block_tokens, -(-layout.states_bytes // chunk) if layout.states else 0)
         domain = ids.block_domain(namespace)
-        return cls(store, layout, namespace, digest, domain, geometry, states, limit, chunk)
+        return cls(store, layout, namespace, digest, domain, geometry, states, limit, chunk, store.policy_of(namespace, policy))
 
     @property
     def block_sizes(self) -> tuple[int, ...]:

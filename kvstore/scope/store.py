@@ -15,22 +15,24 @@ import numpy.typing as npt
 
 from kvstore import blocks as table
 from kvstore.env import Environment, MapFull, Reader, Writer
-from kvstore.errors import IndexDamaged, KVStoreError, SpacePinned, StoreFullError
+from kvstore.errors import KVStoreError, SpacePinned, StoreFullError
 from kvstore.eviction import (
     Candidate,
     LeastRecentlyUsed,
     Limits,
     Policy,
     RankingUsedUp,
+    Stateful,
     Victims,
     evict_to,
     free_some,
     make_room,
 )
-from kvstore.radix import Removed, Swept, find_disagreements, nodes, set_right, sweep, unfinished
+from kvstore.radix import CheckpointPolicy, Removed, Swept, find_disagreements, nodes, set_right, sweep, unfinished
 from kvstore.records.constants import PAGE_HEADER, PAYLOAD_ALIGN
-from kvstore.records.meta import SWEEP_KEY, RootRecord
+from kvstore.records.meta import SWEEP_KEY
 from kvstore.records.node import node_key
+from kvstore.scope.roots import NO_ROOTS, Roots
 from kvstore.scope.saves import SavesUnderWay, SaveUnderWay
 from kvstore.staging import BufferPool
 
@@ -44,6 +46,7 @@ _POINTS_A_TRY = 1  # twice as many with each further try
 _PASSING_READER = 0.5  # seconds
 _READER_WAITS = 3
 _TOUCHES_HELD = 4096
+_POLICIES_HELD = 4096
 _TOUCHES_AT_ONCE = 512  # 10 ms
 _TOUCHES_LOST = 30.0  # seconds: what is older than that was written, also by a process that only reads
 _BLOCKS_REMEMBERED = 1 << 16
@@ -78,21 +81,6 @@ class Overdue(Protocol):
         """Log and count it, once, if it is older than its limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Roots:
-    """What the roots of a store are like.
-
-    `version` is how many there are and the last of them: ids only grow, so it tells every set of them from every other.
-    """
-
-    version: tuple[int, bytes]
-    sizes: frozenset[int]
-    stateful: frozenset[int]
-
-
-_NO_ROOTS = _Roots((-1, b""), frozenset(), frozenset())
-
-
 @dataclass
 class StoreScope:
     """Shared by all handles of one store in a process. Thread-safe.
@@ -119,7 +107,8 @@ class StoreScope:
         self._read_past_cache: dict[bytes, None] = {}
         self._guard = threading.Lock()
         self._victims = Victims(self.policy)
-        self._roots = _NO_ROOTS
+        self._policies: dict[bytes, CheckpointPolicy] = {}
+        self._roots = NO_ROOTS
         self._pins: dict[int, Overdue] = {}
         self._sweep_after = float("-inf")
         self._touches_due = time.monotonic() + _TOUCHES_LOST
@@ -202,23 +191,28 @@ class StoreScope:
         sizes = self._known(txn).sizes.union(block_pages)
         return Limits(self.environment.map_pages, max(sizes, default=1), len(sizes) > 1)
 
-    def stateful(self, txn: Reader | Writer) -> frozenset[int]:
-        """Roots of the namespaces whose layout has states."""
-        return self._known(txn).stateful
+    def stateful(self, txn: Reader | Writer) -> Stateful:
+        """Roots of the namespaces whose layout has states, with the policy of those that this process has a handle on."""
+        known = self._known(txn).stateful
+        with self._guard:
+            return {root: self._policies.get(namespace) for root, namespace in known.items()}
 
-    def _known(self, txn: Reader | Writer) -> _Roots:
-        version = (txn.entries(txn.db.roots), txn.last_key(txn.db.roots))
+    def policy_of(self, namespace: bytes, given: CheckpointPolicy | None) -> CheckpointPolicy:
+        """The policy of a new handle on a namespace: what it is given, else that of the latest handle, else the default.
+
+        Remembered for the last 4,096 namespaces.
+        """
+        with self._guard:
+            latest = self._policies.pop(namespace, None)
+            policy = self._policies[namespace] = given or latest or CheckpointPolicy()
+            while len(self._policies) > _POLICIES_HELD:
+                del self._policies[next(iter(self._policies))]
+        return policy
+
+    def _known(self, txn: Reader | Writer) -> Roots:
+        version = Roots.version_in(txn)
         if self._roots.version != version:
-            sizes, stateful = set(), set()
-            for key, raw in txn.items(txn.db.roots):
-                try:
-                    record = RootRecord.decode(int.from_bytes(key, "big"), raw)
-                except IndexDamaged:
-                    continue  # its leaves are evicted like any other
-                sizes |= {record.block_pages, record.states_pages} - {0}
-                if record.states_pages:
-                    stateful.add(record.root)
-            self._roots = _Roots(version, frozenset(sizes), frozenset(stateful))
+            self._roots = Roots.read(txn, version)
         return self._roots
 
     def make_room(self, txn: Writer, pages: int, keep: set[int]) -> Removed:
@@ -341,7 +335,7 @@ class StoreScope:
         except BaseException:
             if began:
                 self._victims.forget()  # what was taken from the ranking is still there
-                self._roots = _NO_ROOTS  # a root seen in it may never have been, and its number may be another's
+                self._roots = NO_ROOTS  # a root seen in it may never have been, and its number may be another's
             raise
         self.counters.stuck_blocks += len(txn.stuck)
         if cleared:

@@ -203,5 +203,5 @@ def _evict_some(txn: Writer, root: int) -> Removed:
             break
         while (below := next(nodes.children_of(txn, node), None)) is not None:
             node = below
-        removed.add(evict_point(txn, node, frozenset(), frozenset()))
+        removed.add(evict_point(txn, node, frozenset(), {}))
     return removed

@@ -82,6 +82,8 @@ class NamespaceInfo:
         Index nodes, and the distinct token positions that they hold.
     checkpoints : int
         Complete checkpoints.
+    rows_bytes, states_bytes : int
+        Payload of its blocks of rows, and of those of its checkpoints.
     last_use : int
         Microseconds since the epoch; 0 when it holds nothing.
     """
@@ -94,6 +96,8 @@ class NamespaceInfo:
     nodes: int
     tokens: int
     checkpoints: int
+    rows_bytes: int
+    states_bytes: int
     last_use: int
 
 
@@ -144,6 +148,8 @@ def _describe(txn: Reader, record: NamespaceRecord, held: list[Node]) -> Namespa
     except LayoutError as error:
         model, block_tokens, token_bytes = f"({error})", 0, 0
     parents = {node.parent for node in held}
+    states = {block for node in held for c in node.checkpoints for block in c.ids}
+    rows = {block for node in held for block in node.referenced()} - states
     return NamespaceInfo(
         namespace_id=record.namespace.hex(),
         model=model,
@@ -153,5 +159,18 @@ def _describe(txn: Reader, record: NamespaceRecord, held: list[Node]) -> Namespa
         nodes=len(held),
         tokens=sum(node.end - node.start for node in held),
         checkpoints=sum(c.complete for node in held for c in node.checkpoints),
+        rows_bytes=_payload(txn, rows),
+        states_bytes=_payload(txn, states),
         last_use=max((nodes.usage_of(txn, node.node).last_use for node in held), default=0),
     )
+
+
+def _payload(txn: Reader, block_ids: set[bytes]) -> int:
+    """Payload bytes of blocks, each once; nothing for one whose record is damaged."""
+    found = 0
+    for block_id in block_ids:
+        raw = txn.get(block_id, txn.db.refs)
+        if raw is not None:
+            with contextlib.suppress(IndexDamaged):
+                found += Ref.decode(block_id, raw).payload_bytes
+    return found

@@ -15,6 +15,7 @@ from kvstore.env import acquire_environment
 from kvstore.errors import StoreBusyError, StoreClosedError
 from kvstore.ids import ID_BYTES
 from kvstore.layout import Layout
+from kvstore.radix import CheckpointPolicy
 from kvstore.records.meta import NamespaceRecord
 from kvstore.repair import RepairResult, repair
 from kvstore.scope import NamespaceScope, StoreScope
@@ -186,7 +187,7 @@ class Store:
             raise StoreClosedError(f"this handle of the store at {self.path} is closed; open it again")
         return self._scope
 
-    def namespace(self, layout: Layout, *, salt: bytes = b"") -> Namespace:
+    def namespace(self, layout: Layout, *, salt: bytes = b"", checkpoints: CheckpointPolicy | None = None) -> Namespace:
         """Get the namespace of a layout and a salt. It comes into being with its first save and goes with its last session.
 
         Parameters
@@ -195,6 +196,9 @@ class Store:
             What a session consists of.
         salt : bytes
             Anything else that changes the state: a tenant, a LoRA, a control vector. Only its digest is stored.
+        checkpoints : CheckpointPolicy, optional
+            Which checkpoints a session keeps, for a layout with states. By default what this process's latest handle on the
+            namespace was given, or else `CheckpointPolicy()`.
 
         Raises
         ------
@@ -204,7 +208,7 @@ class Store:
         scope = self._check_open()
         if not isinstance(salt, bytes | bytearray | memoryview):
             raise TypeError(f"salt must be bytes, got {type(salt).__name__}; encode it")
-        return Namespace(NamespaceScope.of(scope, layout, bytes(salt)), self._check_open)
+        return Namespace(NamespaceScope.of(scope, layout, bytes(salt), checkpoints), self._check_open)
 
     def namespaces(self) -> list[NamespaceInfo]:
         """Describe every namespace in the store. Reads the whole index once."""

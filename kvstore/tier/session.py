@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -21,10 +21,12 @@ from kvstore.errors import (
 from kvstore.ids import TokenArray, Tokens, as_tokens, token_bytes
 from kvstore.layout import Layout
 from kvstore.leases import Lease, open_lease
+from kvstore.radix import CheckpointPolicy
 from kvstore.saving import stored_prefix
 from kvstore.store import Namespace, Store
 from kvstore.tier.behind import WriteBehind
 from kvstore.tier.capture import Capturer
+from kvstore.tier.placement import find_pauses
 from kvstore.tier.protocol import Engine
 from kvstore.tier.stats import TierCounters, TierStats
 
@@ -115,6 +117,8 @@ class SessionTier:
         pass over the whole session.
     write_behind : WriteBehind, optional
         Where cascades queue what they have copied. Several tiers may share one; by default the tier has its own.
+    checkpoints : CheckpointPolicy, optional
+        Where states are worth saving, and which are kept; see `Store.namespace`.
     """
 
     def __init__(
@@ -125,9 +129,10 @@ class SessionTier:
         salt: bytes = b"",
         check: bool = False,
         write_behind: WriteBehind | None = None,
+        checkpoints: CheckpointPolicy | None = None,
     ) -> None:
         self._engine = engine
-        self._namespace: Namespace = store.namespace(engine.layout(), salt=salt)
+        self._namespace: Namespace = store.namespace(engine.layout(), salt=salt, checkpoints=checkpoints)
         self._counters = TierCounters()
         self._owns = write_behind is None
         self._behind = write_behind if write_behind is not None else WriteBehind()
@@ -150,8 +155,15 @@ class SessionTier:
         """What the tier has done so far."""
         return self._counters.stats
 
-    def promote(self, tokens: Tokens) -> int:
+    def promote(self, tokens: Tokens, *, limit: int | None = None) -> int:
         """Restore the longest stored prefix of a prompt into the engine, or start clean. Never in between.
+
+        Parameters
+        ----------
+        tokens : sequence of int, or integer array
+            The prompt.
+        limit : int, optional
+            The most that may be restored, for an engine that needs more left to compute than the last token.
 
         Returns
         -------
@@ -167,9 +179,10 @@ class SessionTier:
         """
         self._check_open()
         prompt = as_tokens(tokens)
+        most = prompt.size - 1 if limit is None else min(max(limit, 0), prompt.size - 1)
         started = time.perf_counter()
         try:
-            reused = self._restore(prompt)
+            reused = self._restore(prompt, most)
         except _MISUSE:
             self._engine.reset()
             raise
@@ -193,12 +206,12 @@ class SessionTier:
         )
         return reused
 
-    def _restore(self, prompt: TokenArray) -> int:
+    def _restore(self, prompt: TokenArray, limit: int) -> int:
         scope = self._namespace.scope
         self._await_rows(token_bytes(prompt))
         shorter = prompt.size
         while True:
-            with open_lease(scope, prompt, prompt.size - 1) as lease:
+            with open_lease(scope, prompt, limit) as lease:
                 if not lease:
                     return 0
                 if lease.length >= shorter:
@@ -237,6 +250,7 @@ class SessionTier:
         tokens : sequence of int, or integer array
             Every position that the engine has computed, in order: it stands at len(tokens). Call it at the turn's boundary
             (before decoding on), since that is what a client that hides reasoning comes back to, and when the answer is done.
+            `pauses` says where else, and `prefill` does it.
 
         Raises
         ------
@@ -257,6 +271,68 @@ class SessionTier:
             self._counters.add(faults=1, save_misses=1)
         self._counters.add(capture_seconds=time.perf_counter() - started)
         return CascadeResult(prompt.size, stored, captured, missed)
+
+    def pauses(self, tokens: Tokens, reused: int) -> tuple[int, ...]:
+        """Say where to stop for a cascade while a prompt is computed.
+
+        States are valid at one position only, so somebody has to stop there. By the policy in `checkpoints` that is the turn's
+        boundary, each multiple of `every`, and where the prompt leaves what another session has stored. For a layout without
+        states it is the prompt's end alone. `prefill` does it all.
+
+        Parameters
+        ----------
+        tokens : sequence of int, or integer array
+            The prompt.
+        reused : int
+            Where the engine stands: what `promote` returned.
+
+        Returns
+        -------
+        tuple of int
+            Positions p behind `reused`, ascending: compute up to p, then call `cascade(tokens[:p])`. Empty when there is nothing to
+            save before the answer. A fault of the environment leaves out the branch, and is logged.
+        """
+        self._check_open()
+        return self._pauses(as_tokens(tokens), reused)
+
+    def _pauses(self, prompt: TokenArray, reused: int) -> tuple[int, ...]:
+        scope = self._namespace.scope
+        try:
+            return find_pauses(scope, token_bytes(prompt), reused, index=True)
+        except (KVStoreError, OSError, MemoryError) as error:
+            _log.warning("the index was not looked at for a place to save at: %s: %s", type(error).__name__, error)
+            self._counters.add(faults=1)
+            return find_pauses(scope, token_bytes(prompt), reused, index=False)
+
+    def prefill(self, tokens: Tokens, compute: Callable[[int, int], object], *, limit: int | None = None) -> int:
+        """Promote, let the engine compute the rest, and cascade wherever that is worth it on the way.
+
+        What is left to the caller is one cascade when the answer is done.
+
+        Parameters
+        ----------
+        tokens : sequence of int, or integer array
+            The prompt.
+        compute : callable
+            Called as `compute(start, stop)`, in order, until the engine stands at len(tokens): evaluate the positions
+            [start, stop), at whose start the engine stands. What it raises is passed on.
+        limit : int, optional
+            As for `promote`.
+
+        Returns
+        -------
+        int
+            How many tokens were reused.
+        """
+        prompt = as_tokens(tokens)
+        reused = at = self.promote(prompt, limit=limit)
+        for pause in self._pauses(prompt, reused):
+            compute(at, pause)
+            self.cascade(prompt[:pause])
+            at = pause
+        if at < prompt.size:
+            compute(at, prompt.size)
+        return reused
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until what was cascaded is stored (or has failed, which is counted); False when `timeout` seconds pass."""
