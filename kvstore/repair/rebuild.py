@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from kvstore import blocks as table
 from kvstore.blocks import PreparedBlock
 from kvstore.errors import BaseLost, IndexDamaged
+from kvstore.radix import CheckpointPolicy
 from kvstore.records.block import BlockHeader
 from kvstore.records.constants import KIND_STATES
 from kvstore.records.node import Checkpoint, Usage, node_key
@@ -59,6 +60,10 @@ class Trial:
         """Remember when a step's node was last used."""
 
 
+# What the namespace's own policy kept is all that is found; which one that was, the file doesn't say.
+_KEEP_ALL = CheckpointPolicy(per_path=1 << 30)
+
+
 @dataclass(slots=True)
 class Rebuild(Trial):
     """Writes what is handed over into a new store, which nobody else has open."""
@@ -73,7 +78,8 @@ class Rebuild(Trial):
         """A namespace of the new store."""
         known = self._scopes.get(space.namespace)
         if known is None:
-            known = self._scopes[space.namespace] = NamespaceScope.of_digest(self.store, space.layout, space.salt)
+            known = NamespaceScope.of_digest(self.store, space.layout, space.salt, _KEEP_ALL)
+            self._scopes[space.namespace] = known
         return known
 
     def value_bytes(self, space: Space, header: BlockHeader) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import Layout, Store
+from kvstore import CheckpointPolicy, Layout, Store
 from kvstore.errors import CapError, StoreDamagedError
 from kvstore.records.meta import NamespaceRecord
 from tests.repair.conftest import SESSIONS, TURNS
@@ -276,6 +276,23 @@ def test_checkpoints_are_kept(copy: Path) -> None:
     repaired(copy)
     with Store.open(copy) as store:
         assert checkpoints_on(store.namespace(hybrid_layout()), TURNS[-1]) == before
+
+
+def test_checkpoints_of_another_policy_are_kept(tmp_path: Path) -> None:
+    """A repair doesn't know by which policy checkpoints were kept: all that are there stay, and the next save goes by its own."""
+    path = tmp_path / "s"
+    tokens, policy = list(range(60)), CheckpointPolicy(every=8)
+    with Store.open(path, max_bytes=CAP) as store:
+        for position in range(5, 60, 7):
+            save(store.namespace(hybrid_layout(), checkpoints=policy), tokens[:position])
+        before = checkpoints_on(store.namespace(hybrid_layout()), tokens)
+    assert len(before) > 5
+    zero(path, 0, 2)
+    repaired(path)
+    with Store.open(path) as store:
+        assert checkpoints_on(store.namespace(hybrid_layout()), tokens) == before
+        save(store.namespace(hybrid_layout()), tokens)
+        assert checkpoints_on(store.namespace(hybrid_layout()), tokens) == [before[-1], 60]
 
 
 def test_a_full_store(tmp_path: Path) -> None:
