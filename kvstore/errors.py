@@ -153,6 +153,10 @@ class BlockDamaged(KVStoreError, OSError):
         self.offset = offset
 
 
+class MissingPackageError(KVStoreError, ImportError):
+    """An optional package isn't installed, or is of a version that can't be used."""
+
+
 class EngineError(KVStoreError, RuntimeError):
     """An engine broke its contract: it took a restored prefix without taking all of its streams and states."""
 

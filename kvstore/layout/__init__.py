@@ -1,6 +1,6 @@
 """Layouts: what a session's state consists of, and how it lies in a block."""
 
-from kvstore.layout.dtypes import DTYPES, DType, dtype_of
+from kvstore.layout.dtypes import DTYPES, DType, dtype_of, typed
 from kvstore.layout.layout import LAYOUT_VERSION, SEGMENT_ALIGN, Layout
 from kvstore.layout.oracle import StateHash, state_hash
 from kvstore.layout.parts import State, Stream
@@ -16,4 +16,5 @@ __all__ = [
     "Stream",
     "dtype_of",
     "state_hash",
+    "typed",
 ]

@@ -6,13 +6,15 @@ none (bf16, f8), the raw bits are viewed as unsigned integers of the same size, 
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from kvstore.errors import LayoutError
+from kvstore.errors import LayoutError, MissingPackageError
 
-__all__ = ["DTYPES", "DType", "dtype_of"]
+__all__ = ["DTYPES", "DType", "dtype_of", "typed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class DType:
 
         The view's own dtype is accepted, and an extension type whose name is the label's (ml_dtypes' bfloat16, for bf16).
         """
-        return dtype == self.view or (dtype.kind == "V" and dtype.name == _EXTENSION_NAMES.get(self.label))
+        return dtype == self.view or (dtype.name == _EXTENSION_NAMES.get(self.label) and dtype.itemsize == self.group_bytes)
 
 
 # numpy names of the extension types (as ml_dtypes registers them) that carry the same bits as a label
@@ -108,3 +110,36 @@ def dtype_of(label: str) -> DType:
         return DTYPES[label]
     except (KeyError, TypeError):
         raise LayoutError(f"unknown dtype {label!r}; the labels are {', '.join(DTYPES)}") from None
+
+
+def typed(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], label: str) -> np.ndarray[tuple[int, ...], np.dtype[Any]]:
+    """View the raw elements of a label as the type that they are of, where numpy has it or ml_dtypes adds it.
+
+    bf16 and the 8-bit floats are handed out as unsigned integers; this makes numbers of them, without a copy. Labels that numpy has
+    itself, and packed ones, for which nobody has a type, come back as they are.
+
+    Parameters
+    ----------
+    array : ndarray
+        As the store hands it out: of the label's view dtype, any strides.
+    label : str
+        A label of `DTYPES`.
+
+    Raises
+    ------
+    LayoutError
+        When the label is not on the list, or the array isn't of its view dtype.
+    MissingPackageError
+        When the type is one of ml_dtypes', which isn't installed (`pip install "kvstore[ml_dtypes]"`).
+    """
+    dtype = dtype_of(label)
+    if not dtype.accepts(array.dtype):
+        raise LayoutError(f"an array of dtype {label} is handed out as numpy {dtype.view}, got {array.dtype}")
+    name = _EXTENSION_NAMES.get(label)
+    if name is None or array.dtype.name == name:
+        return array
+    try:
+        types = importlib.import_module("ml_dtypes")
+    except ImportError as error:
+        raise MissingPackageError(f'dtype {label} is a type of ml_dtypes; install it: pip install "kvstore[ml_dtypes]"') from error
+    return array.view(getattr(types, name))
