@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benches.children import Child
+from benches.children import Worker
 from benches.engine import ArrayEngine
 from benches.harness import Bench, Context, Needs, Outcome, Plot, Size, Table, median, quantile
 from benches.promoting import digest_of
@@ -77,7 +77,7 @@ class _Conversation:
         if result.missed or result.stored_tokens != before:
             raise AssertionError(f"the turn to {length} tokens: {result}")
         plain = plain or self._append(before, length)
-        with Child("benches.promoting") as child:
+        with Worker("benches.promoting") as child:
             child.ask("prepare", capacity=length, sessions=[_SEED], tokens=self._prompt.size)
             read = child.ask("read", path=str(self._plain), length=length)["seconds"] if plain_first else 0.0
             opening = child.ask("open", path=str(store))["seconds"]

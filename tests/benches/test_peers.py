@@ -17,7 +17,7 @@ from benches.harness import Outcome
 from benches.peers import registry, setup
 from benches.peers.llama_state import Blob
 from benches.peers.measure import Compared, Plan, Side, compare
-from benches.peers.processes import Child, PeerFailed
+from benches.peers.processes import PeerFailed, PeerProcess
 from benches.peers.report import report
 from benches.peers.shape import Session, Shape, wrong_bytes
 
@@ -28,9 +28,9 @@ NUMPY = next(peer for peer in registry.PEERS if peer.name == "numpy.load")
 READY = 'import json, os, sys, time\nprint(json.dumps({"event": "ready"}), flush=True)\nsys.stdin.readline()\n'
 
 
-def script(code: str, patience: float = 60) -> Child:
+def script(code: str, patience: float = 60) -> PeerProcess:
     """A process that says it is ready, takes one request, and does something with it."""
-    return Child([sys.executable, "-c", READY + code], "the script", patience)
+    return PeerProcess([sys.executable, "-c", READY + code], "the script", patience)
 
 
 def test_rows_follow_from_seeds_alone() -> None:
