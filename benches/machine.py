@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import sys
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -16,7 +17,7 @@ import blake3
 import kvstore
 from benches.cgroup import PROC, allowance
 
-__all__ = ["MEMORY_FILE_SYSTEMS", "Machine", "available_memory", "file_system", "meminfo"]
+__all__ = ["MEMORY_FILE_SYSTEMS", "Machine", "available_memory", "file_system", "meminfo", "upstream"]
 
 MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
 
@@ -34,7 +35,9 @@ class Machine:
         Of the machine, or of the container where that is less.
     file_system, device : str
         Of the scratch directory.
-    kernel, python : str
+    kernel : str
+        Its upstream version.
+    python : str
     packages : dict of str to str
         Versions of what the library stands on.
     source : str
@@ -65,7 +68,7 @@ class Machine:
             memory_bytes=min(meminfo()["MemTotal"], allowance().memory_bytes or sys.maxsize),
             file_system=kind,
             device=_device(scratch, source),
-            kernel=platform.release(),
+            kernel=upstream(platform.release()),
             python=platform.python_version(),
             packages=versions,
             source=_source(),
@@ -83,6 +86,15 @@ class Machine:
             f"file system  {self.file_system} on {self.device}",
             f"kernel       {self.kernel}; Python {self.python}; {', '.join(f'{k} {v}' for k, v in self.packages.items())}",
         ]
+
+
+def upstream(release: str) -> str:
+    """A kernel's upstream version, without what a vendor has put behind it: 6.1.102 of 6.1.102-vendor.3.
+
+    The suffix names a build, of which there are many; figures of one machine are not to be kept apart by it.
+    """
+    found = re.match(r"\d+\.\d+(\.\d+)?(-rc\d+)?(?![\w])", release)
+    return found[0] if found else release
 
 
 def _processor() -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from benches import results
 from benches.harness import SIZES, Outcome, Size
+from benches.machine import upstream
 
 __all__ = ["Machine", "Run", "Shown", "choose", "read"]
 
@@ -87,7 +88,7 @@ def _machine(record: dict[str, Any]) -> Machine:
         memory_gib=round(record["memory_bytes"] / 2**30, 1),
         file_system=str(record["file_system"]),
         device=str(record["device"]),
-        kernel=str(record["kernel"]),
+        kernel=upstream(str(record["kernel"])),
         python=str(record["python"]),
         packages=tuple((str(k), str(v)) for k, v in record["packages"].items()),
     )

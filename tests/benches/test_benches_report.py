@@ -22,7 +22,7 @@ MACHINE = {
     "memory_bytes": 8 << 30,
     "file_system": "ext4",
     "device": "disk",
-    "kernel": "6.1",
+    "kernel": "6.1.7-vendor.2",
     "python": "3.12",
     "packages": {"kvstore": "1.0"},
     "source": "aaaa",
@@ -76,7 +76,7 @@ def test_page_of_one_run(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "notes-on-page.md").write_text("## By hand\n\nWord for word.\n")
     text = report(tmp_path)
-    assert "| **A** | a processor | 4 | 8.0 GiB | ext4 | disk | 6.1 | 3.12 | kvstore 1.0 |" in text
+    assert "| **A** | a processor | 4 | 8.0 GiB | ext4 | disk | 6.1.7 | 3.12 | kvstore 1.0 |" in text
     assert "Machine A, size `full`, 2030-01-02 03:04, 3 s, kvstore 1.0 (aaaa)." in text
     assert "| [memory](#memory) | a target | 1.23 | at least 1 | met, with doubts |" in text
     assert "> **Doubt**: somebody sneezed." in text
