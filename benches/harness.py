@@ -201,6 +201,9 @@ class Bench:
         Measures it.
     method : str
         How it is measured, for the report: what is done, what it is compared with and how that is set up.
+    behind : str
+        Where it is known to fall behind what it is compared with, and what is known of the reason, for the report. No figures:
+        those are in the tables.
     apart : bool
         Not part of `all`, since what it needs has to be set up first, or it takes long: run by its name only.
     """
@@ -210,6 +213,7 @@ class Bench:
     needs: Callable[[Size], Needs]
     run: Callable[[Context], Outcome]
     method: str = ""
+    behind: str = ""
     apart: bool = False
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benches.conversation import Conversation, Kept, talk
-from benches.harness import Bench, Context, Needs, Outcome, Plot, Seconds, Size, Table, Target, median, pairs, quantile
+from benches.harness import Bench, Cell, Context, Needs, Outcome, Plot, Seconds, Size, Table, Target, median, pairs, quantile
 from benches.hybrids import Hybrid, HybridEngine
 from benches.sessions import Array, bytes_of, random_tokens, touched
 from kvstore import Namespace, Store
@@ -196,10 +196,10 @@ def _restoring(context: Context, model: Hybrid, tokens: int) -> _Case:
 def _show_restores(outcome: Outcome, cases: list[_Case]) -> None:
     outcome.figures["restores"] = [case.record() for case in cases]
     outcome.lines += [case.line() for case in cases]
-    rows = [
+    rows: list[tuple[Cell, ...]] = [
         (
-            case.tokens,
-            case.states / 1e6,
+            f"{case.tokens:,}",
+            f"{case.states / 1e6:.1f}",
             case.total / 1e6,
             *(1e3 * quantile(case.seconds["kvstore"], q) for q in (0.5, 0.9, 0.99)),
             1e3 * median(case.seconds["plain"]),
@@ -209,10 +209,10 @@ def _show_restores(outcome: Outcome, cases: list[_Case]) -> None:
         for case in cases
     ]
     heads = ("tokens", "states, MB", "all, MB", "restore p50, ms", "p90", "p99", "plain copy p50, ms")
-    parts = [
+    parts: list[tuple[Cell, ...]] = [
         (
-            case.tokens,
-            case.states / 1e6,
+            f"{case.tokens:,}",
+            f"{case.states / 1e6:.1f}",
             *(1e3 * median(taken) for taken in (case.parts.leased, case.parts.rows, case.parts.states)),
             1e3 * median([f - p for f, p in zip(case.seconds["fresh"], case.seconds["plain"], strict=True)]),
             median([k / f for k, f in zip(case.seconds["kvstore"], case.seconds["fresh"], strict=True)]),
@@ -268,7 +268,7 @@ def _show_talks(outcome: Outcome, talks: list[Kept]) -> None:
             tuple(
                 (
                     kept.client,
-                    kept.checkpoint / 1e6,
+                    f"{kept.checkpoint / 1e6:.1f}",
                     kept.saved,
                     kept.kept,
                     kept.states_bytes / 1e6,
@@ -301,7 +301,7 @@ def _show_talks(outcome: Outcome, talks: list[Kept]) -> None:
             tuple(
                 (
                     kept.client,
-                    kept.checkpoint / 1e6,
+                    f"{kept.checkpoint / 1e6:.1f}",
                     *(1e3 * quantile(kept.returned, q) for q in (0.5, 0.9, 0.99)),
                     *(1e3 * quantile(kept.durable, q) for q in (0.5, 0.9, 0.99)),
                     1e3 * median(kept.plain),
@@ -352,4 +352,8 @@ BENCH = Bench(
     _needs,
     _run,
     _METHOD,
+    """\
+What a restore takes beside the copy is the lease, a call of the kernel for the rows and one for the states, and above all the new
+memory that the states are handed out in: the table "Where the time goes" has what that costs. A cascade is a transaction that
+hashes and sums what it writes; states that are longer than 8 MiB become durable in several, each with two syncs.""",
 )

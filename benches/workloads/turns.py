@@ -233,4 +233,8 @@ BENCH = Bench(
     "One tier cascades each turn (until it returns, and until `flush` says that it is durable). After each turn a new process "
     "opens the store and promotes the whole conversation into arrays. Beside it the new rows are appended to a plain file with "
     "fdatasync, and the new process reads that file; which of the two comes first alternates.",
+    "A cascade writes the block anew in which the last turn ended, hashes and sums what it writes, and is a transaction with two\n"
+    "syncs, of the data and then of the page that makes it valid; appending to a file is neither atomic nor checked. The shorter\n"
+    "a turn, the more that counts. A promote in a new process meets the pages of the store's map for the first time, and finds\n"
+    "and checks what it copies, where a plain read does neither.",
 )

@@ -11,7 +11,7 @@ import pytest
 
 from benches.cgroup import allowance
 from benches.doubts import Usage, doubts_of_system
-from benches.machine import Machine, upstream
+from benches.machine import Machine, commit, upstream
 from tests.support import ROOT
 
 _GIB = 1 << 30
@@ -34,6 +34,22 @@ _GIB = 1 << 30
 def test_kernel_is_its_upstream_version(release: str, version: str) -> None:
     """What a vendor has put behind a kernel's version is no part of the machine's description."""
     assert upstream(release) == version
+
+
+def test_commit_of_a_checkout(tmp_path: Path) -> None:
+    """A checkout has its commit, with a mark where files differ from it; a directory that is none has nothing."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
+    assert commit(tmp_path) == ""
+    (tmp_path / "file").write_text("a")
+    for arguments in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "m"], ["tag", "-m", "t", "v1"]):
+        subprocess.run([*git, *arguments], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
+    assert len(commit(tmp_path)) == 12
+    assert head.startswith(commit(tmp_path))
+    (tmp_path / "below").mkdir()
+    assert commit(tmp_path / "below") == ""
+    (tmp_path / "file").write_text("b")
+    assert commit(tmp_path) == f"{head[:12]}+"
 
 
 def test_machine_names_no_build_of_its_kernel(tmp_path: Path) -> None:
