@@ -21,10 +21,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-__all__ = ["Child", "ChildError", "Progress", "Worker"]
+__all__ = ["Child", "ChildError", "Progress", "Worker", "how_it_ended"]
 
 Progress = Callable[[int, int], None]
 _WIDTH = 200  # characters of a line of stderr in a message
+
+
+def how_it_ended(status: int) -> str:
+    """A process's end in words, by its exit status as `subprocess` has it: its code, or the signal that ended it."""
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return name + ("; the system does that where memory runs out" if -status == signal.SIGKILL else "")
 
 
 class ChildError(OSError):
@@ -171,7 +182,7 @@ class Child:
             self._process.wait(timeout=self.farewell)
         except subprocess.TimeoutExpired:
             return self._fails("does not answer any more, and did not end; it was ended")
-        return self._fails(f"died (exit code {self._process.returncode})")
+        return self._fails(f"died ({how_it_ended(self._process.returncode)})")
 
     def _fails(self, what: str, words: bool = True) -> Exception:
         self._errors.seek(0)

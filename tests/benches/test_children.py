@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benches import pagecache
-from benches.children import ChildError, Worker
+from benches.children import ChildError, Worker, how_it_ended
 from benches.direct import Way, read_all, write_all
 from benches.filling import fill
 from benches.sessions import arrays_for, random_tokens, small_layout
@@ -19,12 +19,13 @@ _MODULE = """
 import contextlib, os, sys, time
 from benches.serving import serve
 def fail(): raise ValueError("so it is")
+def crash(): os.kill(os.getpid(), 11)
 def die(): print("last words", file=sys.stderr, flush=True); os._exit(7)
 def say(text): print("noise"); return {"said": text, "pid": os.getpid()}
 def linger(): import atexit; atexit.register(time.sleep, 600); return {}
 def close(): os.closerange(0, 1000); time.sleep(600)
 def spoil(): import atexit; atexit.register(os._exit, 9); return {}
-sys.exit(serve(lambda send: contextlib.nullcontext({f.__name__: f for f in (fail, die, say, linger, close, spoil)})))
+sys.exit(serve(lambda send: contextlib.nullcontext({f.__name__: f for f in (fail, die, crash, say, linger, close, spoil)})))
 """
 
 
@@ -47,7 +48,13 @@ def test_a_child_answers(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "says"), [("fail", "ValueError: so it is"), ("die", "(?s)exit code 7.*last words"), ("what", "KeyError")]
+    ("op", "says"),
+    [
+        ("fail", "ValueError: so it is"),
+        ("die", "(?s)exit code 7.*last words"),
+        ("what", "KeyError"),
+        ("crash", "died .SIGSEGV."),
+    ],
 )
 def test_a_childs_fault_is_told(op: str, says: str, module: str) -> None:
     """An error or a death in a child is an error here that has its last words."""
@@ -62,6 +69,14 @@ def test_an_error_ends_the_children(module: str) -> None:
         child.ask("say", text="x")
         raise KeyboardInterrupt
     assert not Path(f"/proc/{child.pid}").exists()
+
+
+def test_ends_have_names() -> None:
+    """A status is told as its code or its signal; of SIGKILL, what it often means."""
+    assert how_it_ended(3) == "exit code 3"
+    assert how_it_ended(-11) == "SIGSEGV"
+    assert how_it_ended(-60) == "signal 60"
+    assert "memory runs out" in how_it_ended(-9)
 
 
 class Hasty(Worker):

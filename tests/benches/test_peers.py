@@ -180,6 +180,13 @@ def test_where_kvstore_is_not_ahead_the_report_says_so() -> None:
     assert "Where kvstore is not ahead" not in [table.title for table in outcome.tables]
 
 
+def test_peer_that_fails_at_once_is_one_line() -> None:
+    """Where nothing was measured of a peer, its line says why and nothing else."""
+    outcome = Outcome()
+    report([("", PLAN, [Compared(NUMPY, failure="it died (SIGSEGV)")])], outcome)
+    assert [line.split() for line in outcome.lines] == [["numpy.load", "FAILED:", "it", "died", "(SIGSEGV)"]]
+
+
 def test_peer_that_fails_keeps_what_was_measured(tmp_path: Path) -> None:
     """One that breaks down half-way is in the report with its reason, and with what it had done until then."""
     compared = Compared(NUMPY)
