@@ -31,6 +31,7 @@ __all__ = [
 Size = Literal["full", "quick", "smallest"]
 SIZES: tuple[Size, ...] = ("full", "quick", "smallest")
 """The largest first."""
+_QUIET = 1.0  # seconds between two lines of progress: hundreds of short rounds are not worth a line each
 Seconds = dict[str, list[float]]
 """What each side of a comparison took, round by round."""
 
@@ -200,6 +201,9 @@ class Bench:
         Measures it.
     method : str
         How it is measured, for the report: what is done, what it is compared with and how that is set up.
+    behind : str
+        Where it is known to fall behind what it is compared with, and what is known of the reason, for the report. No figures:
+        those are in the tables.
     apart : bool
         Not part of `all`, since what it needs has to be set up first, or it takes long: run by its name only.
     """
@@ -209,6 +213,7 @@ class Bench:
     needs: Callable[[Size], Needs]
     run: Callable[[Context], Outcome]
     method: str = ""
+    behind: str = ""
     apart: bool = False
 
 
@@ -230,6 +235,7 @@ def pairs(context: Context, what: str, count: int, candidates: Mapping[str, Call
     """
     seconds: Seconds = {name: [] for name in candidates}
     began = time.perf_counter()
+    said = -_QUIET
     for place in range(count):
         for name in candidates if place % 2 == 0 else reversed(list(candidates)):
             gc.collect()
@@ -237,6 +243,9 @@ def pairs(context: Context, what: str, count: int, candidates: Mapping[str, Call
             own = candidates[name]()
             seconds[name].append(time.perf_counter() - start if own is None else own)
         context.note(what, seconds)
-        left = (time.perf_counter() - began) / (place + 1) * (count - place - 1)
-        context.say(f"{what}: {place + 1} of {count}" + (f", about {left:.0f} s left" if left >= 1 else ""))
+        gone = time.perf_counter() - began
+        left = gone / (place + 1) * (count - place - 1)
+        if gone - said >= _QUIET or place + 1 == count:
+            said = gone
+            context.say(f"{what}: {place + 1} of {count}" + (f", about {left:.0f} s left" if left >= 1 else ""))
     return seconds

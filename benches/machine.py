@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
+import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -16,7 +18,7 @@ import blake3
 import kvstore
 from benches.cgroup import PROC, allowance
 
-__all__ = ["MEMORY_FILE_SYSTEMS", "Machine", "available_memory", "file_system", "meminfo"]
+__all__ = ["MEMORY_FILE_SYSTEMS", "Machine", "available_memory", "commit", "file_system", "meminfo", "upstream"]
 
 MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
 
@@ -34,11 +36,16 @@ class Machine:
         Of the machine, or of the container where that is less.
     file_system, device : str
         Of the scratch directory.
-    kernel, python : str
+    kernel : str
+        Its upstream version.
+    python : str
     packages : dict of str to str
         Versions of what the library stands on.
     source : str
         What the library's files hash to: a change of its code is another version, whatever its number says.
+    commit : str
+        The commit of the checkout that they are in, with a "+" behind it where files differ from it; empty where that can't be
+        known.
     """
 
     processor: str
@@ -50,6 +57,7 @@ class Machine:
     python: str
     packages: dict[str, str]
     source: str = ""
+    commit: str = ""
 
     @classmethod
     def look(cls, scratch: Path) -> Machine:
@@ -65,10 +73,11 @@ class Machine:
             memory_bytes=min(meminfo()["MemTotal"], allowance().memory_bytes or sys.maxsize),
             file_system=kind,
             device=_device(scratch, source),
-            kernel=platform.release(),
+            kernel=upstream(platform.release()),
             python=platform.python_version(),
             packages=versions,
             source=_source(),
+            commit=commit(Path(kvstore.__file__).parents[1]),
         )
 
     def record(self) -> dict[str, Any]:
@@ -82,7 +91,17 @@ class Machine:
             f"memory       {self.memory_bytes / 2**30:.1f} GiB, {available_memory() / 2**30:.1f} GiB available",
             f"file system  {self.file_system} on {self.device}",
             f"kernel       {self.kernel}; Python {self.python}; {', '.join(f'{k} {v}' for k, v in self.packages.items())}",
+            f"code         {self.source}" + (f", commit {self.commit}" if self.commit else ""),
         ]
+
+
+def upstream(release: str) -> str:
+    """A kernel's upstream version, without what a vendor has put behind it: 6.1.102 of 6.1.102-vendor.3.
+
+    The suffix names a build, of which there are many; figures of one machine are not to be kept apart by it.
+    """
+    found = re.match(r"\d+\.\d+(\.\d+)?(-rc\d+)?(?![\w])", release)
+    return found[0] if found else release
 
 
 def _processor() -> str:
@@ -101,6 +120,17 @@ def _source() -> str:
     for path in sorted(path for path in top.rglob("*") if path.suffix in (".py", ".so")):
         digest.update(str(path.relative_to(top)).encode() + b"\0" + blake3.blake3(path.read_bytes()).digest())
     return str(digest.hexdigest(6))
+
+
+def commit(top: Path) -> str:
+    """The commit of a checkout, by git; nothing where there is no git, or the directory isn't the top of a checkout."""
+    if not (top / ".git").exists():
+        return ""
+    try:
+        asked = ["git", "-C", str(top), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def meminfo(proc: Path = PROC) -> dict[str, int]:

@@ -19,11 +19,21 @@ from benches.progress import Progress
 __all__ = ["Measurements", "check_writable"]
 
 
+_RESULT = 1 << 20  # bytes: more than a result takes
+
+
+def _gb(size: int) -> str:
+    """Bytes in GB, so that two that differ look different."""
+    return f"{size / 1e9:.1f} GB" if size >= 10e9 else f"{size / 1e9:.3g} GB"
+
+
 def check_writable(directory: Path) -> str | None:
     """Why results can't be written to a directory; None if they can. It is made."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(_RESULT))
+            file.flush()
             return None
     except OSError as error:
         return f"results can't be written to {directory}: {error.strerror}; choose another directory with --results"
@@ -58,13 +68,13 @@ class Measurements:
         free = shutil.disk_usage(self.scratch).free
         if free < needs.disk:
             return (
-                f"it needs {needs.disk / 1e9:.1f} GB of disk, and {self.scratch.parent} has {free / 1e9:.1f} GB free; "
+                f"it needs {_gb(needs.disk)} of disk, and {self.scratch.parent} has {_gb(free)} free; "
                 f"use {smaller}--dir with a directory on another disk"
             )
         if self.machine.memory_bytes < needs.memory:
             return (
-                f"it needs {needs.memory / 1e9:.1f} GB of memory, page cache included, and this machine has, or this "
-                f"container may use, {self.machine.memory_bytes / 1e9:.1f} GB; use {smaller}a larger one"
+                f"it needs {_gb(needs.memory)} of memory, page cache included, and this machine has, or this "
+                f"container may use, {_gb(self.machine.memory_bytes)}; use {smaller}a larger one"
             )
         return None
 

@@ -1,4 +1,4 @@
-"""A process that promotes sessions, and cascades others: `python -m benches.promoting`, asked by `benches.children.Child`."""
+"""A process that promotes sessions, and cascades others: `python -m benches.promoting`, asked by `benches.children.Worker`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from blake3 import blake3
 
-from benches.children import serve
 from benches.engine import ArrayEngine
+from benches.serving import serve
 from benches.sessions import Array, large_layout, random_tokens
 from kvstore import SessionTier, Store
 
@@ -160,7 +161,7 @@ def main() -> int:
     """Answer until stdin ends."""
     process = _Process()
     names = ("prepare", "open", "promote", "digest", "read", "promotes", "cascades", "memory", "close")
-    return serve({name: getattr(process, name) for name in names})
+    return serve(lambda send: nullcontext({name: getattr(process, name) for name in names}))
 
 
 if __name__ == "__main__":

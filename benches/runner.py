@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from benches import results
 from benches.alone import Request
+from benches.children import how_it_ended
 from benches.harness import Outcome, Size
 
 __all__ = ["Ended", "Screen", "run"]
@@ -156,12 +157,7 @@ def _why(status: int) -> str:
     """What a child's exit status says, where it could not say so itself."""
     if status >= 0:
         return f"its process ended with status {status} and no result"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
-    hint = "; the system does that where memory runs out" if -status == signal.SIGKILL else ""
-    return f"its process crashed, or was ended from outside: {name}{hint}"
+    return f"its process crashed, or was ended from outside: {how_it_ended(status)}"
 
 
 def _listen(listener: _Listener, process: subprocess.Popen[bytes], ended: Ended) -> None:

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benches.children import Progress as Tick
 from benches.demo.chart import draw
 from benches.demo.children import DemoError
-from benches.demo.children import Progress as Tick
 from benches.demo.prompts import LONGEST, SHORTEST
 from benches.demo.report import machine, record, summary, table
 from benches.demo.run import run

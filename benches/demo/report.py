@@ -13,6 +13,7 @@ from rich.table import Table
 from benches.demo.run import ANSWER, Run, Turn, differing
 from benches.demo.server import MODEL
 from benches.llamacpp.library import BUILD
+from benches.machine import upstream
 
 __all__ = ["machine", "record", "summary", "table"]
 
@@ -31,7 +32,7 @@ def machine() -> dict[str, str | int | float]:
         "cores": len(os.sched_getaffinity(0)),
         "load_average": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
-        "kernel": platform.release(),
+        "kernel": upstream(platform.release()),
         "engine": BUILD,
         "model": MODEL,
     }

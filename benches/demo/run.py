@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from rich.markup import escape
 
-from benches.demo.children import Child
+from benches.demo.children import ServerProcess
 from benches.demo.damage import Damage, flip_one_byte
 from benches.demo.prompts import TURNS, first_prompt, shared_prefix
 from benches.demo.text import Story
@@ -99,18 +99,18 @@ def differing(served: dict[str, Any], reference: dict[str, Any]) -> tuple[str, .
     return mine.differing(theirs)
 
 
-def _tokenizer(child: Child) -> Any:
+def _tokenizer(child: ServerProcess) -> Any:
     return lambda text: child.ask("tokenize", text=text)["ids"]
 
 
 @contextmanager
-def _process(screen: Screen, what: str, context: int, store: Path | None = None, cap: int | None = None) -> Iterator[Child]:
-    with Child(context, store=store, max_bytes=cap) as child:
+def _process(screen: Screen, what: str, context: int, store: Path | None = None, cap: int | None = None) -> Iterator[ServerProcess]:
+    with ServerProcess(context, store=store, max_bytes=cap) as child:
         screen.say(f"[bold]{what}[/bold] (process {child.pid})")
         yield child
 
 
-def _serve(child: Child, screen: Screen, turn: Turn) -> None:
+def _serve(child: ServerProcess, screen: Screen, turn: Turn) -> None:
     with screen.reading(f"{turn.story.name}, turn {turn.number}: {len(turn.tokens)} tokens") as progress:
         turn.served = child.ask("serve", progress, tokens=turn.tokens, answer=ANSWER, promote=turn.promoted)
     how = f"reused {turn.served['reused']}, " if turn.promoted else ""

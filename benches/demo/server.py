@@ -6,20 +6,19 @@ Run by the demo as `python -m benches.demo.server`. It ends when its stdin does,
 from __future__ import annotations
 
 import argparse
-import json
 import logging
-import os
 import sys
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from blake3 import blake3
 
 from benches.llamacpp import Context, Model, smollm2_path
+from benches.serving import Operations, Send, serve
 from kvstore import SessionTier, Store, state_hash
 from kvstore.adapters.llamacpp import LlamaCppEngine
 
@@ -46,7 +45,7 @@ class _Lines(logging.Handler):
 class Server:
     """What one process answers. `tier` is None in a process without a store (the reference, the cold runs)."""
 
-    def __init__(self, context: Context, tier: SessionTier | None, engine: LlamaCppEngine, send: Callable[..., None]) -> None:
+    def __init__(self, context: Context, tier: SessionTier | None, engine: LlamaCppEngine, send: Send) -> None:
         self.context, self.tier, self.engine, self.send = context, tier, engine, send
         self.lines = _Lines()
         logging.getLogger("kvstore").addHandler(self.lines)
@@ -118,16 +117,19 @@ def _numbers(stats: object) -> dict[str, float]:
     return {name: value for name in names if isinstance(value := getattr(stats, name), (int, float))}
 
 
-def _loop(server: Server, requests: TextIO) -> None:
-    operations: dict[str, Callable[..., dict[str, Any]]] = {
-        "tokenize": server.tokenize,
-        "cold": server.cold,
-        "serve": server.serve,
-        "resume": server.resume,
-    }
-    for line in requests:
-        request = json.loads(line)
-        server.send(event="done", **operations[request.pop("op")](**request))
+@contextmanager
+def _serving(send: Send, options: argparse.Namespace) -> Iterator[Operations]:
+    with ExitStack() as stack:
+        model = stack.enter_context(Model(smollm2_path()))
+        context = stack.enter_context(Context(model, options.context))
+        engine = LlamaCppEngine(model.library.c, context.pointer, model=MODEL, identity=context.settings, probe=context.probe)
+        tier = None
+        if options.store is not None:
+            store = stack.enter_context(Store.open(options.store, max_bytes=options.max_bytes))
+            tier = stack.enter_context(SessionTier(store, engine, salt=b"", check=True))
+        server = Server(context, tier, engine, send)
+        send(event="ready", layout=engine.layout().canonical.decode("ascii"))
+        yield {"tokenize": server.tokenize, "cold": server.cold, "serve": server.serve, "resume": server.resume}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -137,35 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--store", type=Path, help="the store's directory; without it nothing is stored or restored")
     parser.add_argument("--max-bytes", type=int, help="the store's cap, to create it")
     options = parser.parse_args(argv)
-    # Whatever the engine's C code prints goes to stderr; the protocol keeps the real stdout
-    channel = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
-    os.dup2(2, 1)
-
-    def send(**event: object) -> None:
-        channel.write(json.dumps(event) + "\n")
-
-    try:
-        with Model(smollm2_path()) as model, Context(model, options.context) as context:
-            engine = LlamaCppEngine(model.library.c, context.pointer, model=MODEL, identity=context.settings, probe=context.probe)
-            layout = engine.layout().canonical.decode("ascii")
-            if options.store is None:
-                send(event="ready", layout=layout)
-                _loop(Server(context, None, engine, send), sys.stdin)
-            else:
-                with Store.open(options.store, max_bytes=options.max_bytes) as store:
-                    tier = SessionTier(store, engine, salt=b"", check=True)
-                    try:
-                        send(event="ready", layout=layout)
-                        _loop(Server(context, tier, engine, send), sys.stdin)
-                    finally:
-                        tier.close()
-    except (KeyboardInterrupt, BrokenPipeError):
-        return 130  # the demo is going away, and says so itself
-    except Exception as error:  # the demo reports it, whatever it is
-        traceback.print_exc()
-        send(event="error", message=f"{type(error).__name__}: {error}")
-        return 1
-    return 0
+    return serve(lambda send: _serving(send, options))
 
 
 if __name__ == "__main__":

@@ -13,14 +13,14 @@ import json
 import os
 import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from benches.peers.driver import Driver, fsync_all
 from benches.peers.shape import Bytes, Session, Shape, wrong_bytes
+from benches.serving import Operations, Send, serve
 
 __all__ = ["main"]
 
@@ -145,15 +145,6 @@ class Server:
             self.into = self.shape.arrays(tokens)
 
 
-def _loop(server: Server, requests: TextIO, send: Callable[..., None]) -> None:
-    operations: dict[str, Callable[..., dict[str, Any]]] = {
-        name: getattr(server, name) for name in ("open", "close", "make", "save", "restore", "check")
-    }
-    for line in requests:
-        request = json.loads(line)
-        send(event="done", **operations[request.pop("op")](**request))
-
-
 def _version(packages: Sequence[str]) -> str:
     found = []
     for package in packages:
@@ -162,33 +153,24 @@ def _version(packages: Sequence[str]) -> str:
     return ", ".join(found)
 
 
+@contextlib.contextmanager
+def _serving(send: Send, arguments: Sequence[str]) -> Iterator[Operations]:
+    name, raw = arguments
+    options = json.loads(raw)
+    shape = Shape(**options.pop("shape"))
+    packages = options.pop("packages", [])
+    driver: Driver = importlib.import_module(f"benches.peers.drivers.{name}").DRIVER(shape, **options)
+    send(event="ready", version=_version(packages), durable=driver.durable, reopens=driver.reopens, own=driver.own)
+    server = Server(driver, shape)
+    try:
+        yield {name: getattr(server, name) for name in ("open", "close", "make", "save", "restore", "check")}
+    finally:
+        driver.close()
+
+
 def main(arguments: Sequence[str]) -> int:
     """Serve until stdin ends. An error is sent as an event before the process ends with 1."""
-    # whatever a peer's code prints goes to stderr; the protocol keeps the real stdout
-    channel = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
-    os.dup2(2, 1)
-
-    def send(**event: object) -> None:
-        channel.write(json.dumps(event) + "\n")
-
-    try:
-        name, raw = arguments
-        options = json.loads(raw)
-        shape = Shape(**options.pop("shape"))
-        packages = options.pop("packages", [])
-        driver: Driver = importlib.import_module(f"benches.peers.drivers.{name}").DRIVER(shape, **options)
-        send(event="ready", version=_version(packages), durable=driver.durable, reopens=driver.reopens, own=driver.own)
-        try:
-            _loop(Server(driver, shape), sys.stdin, send)
-        finally:
-            driver.close()
-    except (KeyboardInterrupt, BrokenPipeError):
-        return 130  # the runner is going away, and says so itself
-    except Exception as error:  # the runner reports it, whatever it is
-        traceback.print_exc()
-        send(event="error", message=f"{type(error).__name__}: {error}"[:500])
-        return 1
-    return 0
+    return serve(lambda send: _serving(send, arguments))
 
 
 if __name__ == "__main__":

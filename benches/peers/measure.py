@@ -13,7 +13,7 @@ from typing import Any
 
 from benches import pagecache
 from benches.peers.driver import files_of
-from benches.peers.processes import Child, PeerFailed
+from benches.peers.processes import PeerFailed, PeerProcess
 from benches.peers.registry import KVSTORE, KVSTORE_LLAMA, Peer, start
 from benches.peers.shape import Session, Shape
 
@@ -156,7 +156,7 @@ class _Runner:
     def __init__(self, peer: Peer, side: Side, plan: Plan, directory: Path, name: str) -> None:
         self.peer, self.side, self.plan, self.directory, self.name = peer, side, plan, directory, name
         self.stored = directory / f"{name}-sessions"
-        self.child: Child | None = None
+        self.child: PeerProcess | None = None
 
     @contextmanager
     def process(self) -> Iterator[_Runner]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benches.llamacpp import smollm2_path
-from benches.peers.processes import ROOT, Child
+from benches.peers.processes import ROOT, PeerProcess
 from benches.peers.shape import Shape, record
 
 __all__ = ["ENVIRONMENT", "KVSTORE", "KVSTORE_LLAMA", "LLAMA_PEERS", "PEERS", "Peer", "environment_of", "missing", "start"]
@@ -242,7 +242,7 @@ def missing(peer: Peer) -> str:
     return ""
 
 
-def start(peer: Peer, shape: Shape, threads: int, patience: float, longest: int) -> Child:
+def start(peer: Peer, shape: Shape, threads: int, patience: float, longest: int) -> PeerProcess:
     """Start a peer's process, for sessions of at most `longest` tokens."""
     options = {"shape": record(shape), "threads": threads, "packages": peer.packages, **peer.options}
     if peer.group == "llama.cpp":
@@ -251,4 +251,4 @@ def start(peer: Peer, shape: Shape, threads: int, patience: float, longest: int)
     libraries = environment_of() / "debian"
     found = sorted({str(path.parent) for path in libraries.rglob("*.so*")}) if libraries.is_dir() and not peer.own_python else []
     environment = {"LD_LIBRARY_PATH": os.pathsep.join(found)} if found else {}
-    return Child([python, "-m", "benches.peers.child", peer.driver, json.dumps(options)], peer.name, patience, environment)
+    return PeerProcess([python, "-m", "benches.peers.child", peer.driver, json.dumps(options)], peer.name, patience, environment)

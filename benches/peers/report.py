@@ -294,5 +294,7 @@ def _line(one: Compared) -> str:
     parts = [f"{what} {value:.2f}" for name, what in MEASURES.items() if (value := ratio(one, name)) is not None]
     if one.theirs.disk and one.ours.disk:
         parts.append(f"disk {one.theirs.disk / one.ours.disk:.2f}")
+    if one.failure and not parts:
+        return f"{one.peer.name:26} FAILED: {one.failure}"
     text = f"{one.peer.name:26} {', '.join(parts)} times kvstore; flipped byte: {one.theirs.flipped or 'not tried'}"
     return f"{text}; FAILED: {one.failure}" if one.failure else text

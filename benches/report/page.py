@@ -10,14 +10,24 @@ from benches.harness import Bench, Plot, Table, Target, median
 from benches.report.numbers import cell, is_ratio, number, ratio, spread
 from benches.report.runs import Machine, Run, Shown
 
-__all__ = ["MARK", "Page"]
+__all__ = ["MARK", "Page", "mixed"]
 
 MARK = "<!-- Written by `python -m benches report`: what is changed here by hand is lost. -->"
 _INTRO = """\
-What `python -m benches run` measured. This page is written by `python -m benches report` from the files that the runs left: no
-figure in it is written by hand. A ratio is taken within one run, against sides that take turns in it, and is the median of its
-rounds, unless a table says otherwise. Where there are several runs of the same code on the same machine, the newest is shown, with
-the least and the largest ratio of all of them in brackets."""
+kvstore keeps the attention state ("KV cache") of LLM sessions on a local disk and hands it back. This page has what that costs,
+each figure beside what limits it on the same machine: a plain copy of the same bytes, raw reads of the disk, plain writes that are
+made durable; or beside what people would use instead.
+
+Words in the tables: a *session* is the state of one prompt, so many tokens of so many bytes each. *Warm* is from the page cache,
+*cold* from the disk with nothing of it in the page cache. A *lease* finds the longest stored prefix of a prompt and pins it. A
+server's *cascade* saves what a turn has added, and its *promote* restores the longest prefix into the engine. *Durable* is what
+survives a power loss.
+
+The page is written by `python -m benches report` from the files that `python -m benches run` leaves: no figure in it is written by
+hand. A ratio is taken within one run, against sides that take turns in it, and is the median of its rounds, unless a table says
+otherwise. Where there are several runs of the same code on the same machine, the newest is shown, with the least and the largest
+ratio of all of them in brackets."""
+_NOTES_HEAD = "How to read these figures"
 
 
 @dataclass(slots=True)
@@ -52,6 +62,9 @@ class Page:
         for place, machine in enumerate(dict.fromkeys(shown.run.machine for shown in newest)):
             self._labels[machine] = _label(place)
         parts = ["# Benchmarks", MARK, _INTRO]
+        if f"## {_NOTES_HEAD}\n" in notes:
+            parts.append(f"[{_NOTES_HEAD}](#{_anchor(_NOTES_HEAD)}) has more, and says what a doubt is.")
+        parts += list(mixed(there))
         if there:
             parts += list(self._summary())
         else:
@@ -69,20 +82,15 @@ class Page:
 
     def _summary(self) -> Iterator[str]:
         yield "## Targets"
+        all_shown = [(name, shown) for name in self.benches for shown in self.shown.get(name, ())]
         rows = [
-            (
-                f"[{name}](#{_anchor(name)}){self._on(shown)}",
-                target.name,
-                _measured(target, shown),
-                _limit(target),
-                _verdict(target, shown.run),
-            )
-            for name in self.benches
-            for shown in self.shown.get(name, ())
+            (f"[{name}](#{_anchor(name)}){self._on(shown)}", *_target_row(target, shown))
+            for name, shown in all_shown
             for target in shown.run.outcome.targets
         ]
         if rows:
-            yield _table(("benchmark", "target", "measured", "limit", ""), rows)
+            yield _count([(target, shown.run) for _, shown in all_shown for target in shown.run.outcome.targets])
+            yield _table(("benchmark", *_TARGET_HEADS), rows)
         else:
             yield "No benchmark that was run has one."
         yield "## Machines"
@@ -119,10 +127,11 @@ class Page:
             if warnings:
                 yield "\n".join(f"> {line}" + ("  " if line is not warnings[-1] else "") for line in warnings)
             if run.outcome.targets:
-                rows = [(t.name, _measured(t, shown), _limit(t), _verdict(t, run)) for t in run.outcome.targets]
-                yield _table(("target", "measured", "limit", ""), rows)
+                yield _table(_TARGET_HEADS, [_target_row(t, shown) for t in run.outcome.targets])
             for table in run.outcome.tables:
                 yield from _result(table, shown)
+            if any(not t.met for t in run.outcome.targets) and not bench.behind:
+                yield "**A target is missed, and no analysis of the reason is written yet.**"
             if run.failure is not None:
                 yield from _measured_so_far(run)
             for plot in run.outcome.plots:
@@ -131,12 +140,13 @@ class Page:
                 self.plots[name] = plot
                 if self.drawn:
                     yield f"![{plot.title}]({self.folder}/{name})"
+        if bench.behind:
+            yield f"**Where kvstore is behind, and why.** {bench.behind.strip()}"
 
     def _run_line(self, shown: Shown) -> str:
         run = shown.run
         took = f"{run.seconds / 60:.0f} minutes" if run.seconds >= 120 else f"{run.seconds:.0f} s"
-        version = dict(run.machine.packages).get("kvstore", "of an unknown version") + (f" ({run.source})" if run.source else "")
-        line = f"Machine {self._labels[run.machine]}, size `{run.size}`, {run.when}, {took}, kvstore {version}"
+        line = f"Machine {self._labels[run.machine]}, size `{run.size}`, {run.when}, {took}, kvstore {run.version}"
         if shown.others:
             line += f"; the newest of {len(shown.same)} runs, the earliest of {shown.others[0].when}"
         if shown.older:
@@ -165,6 +175,42 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequenc
     sides = ["---:" if place < len(numbers) and numbers[place] else "---" for place in range(len(heads))]
     lines = [heads, sides, *rows]
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+
+
+def mixed(there: Sequence[Shown]) -> Iterator[str]:
+    """A warning where figures side by side are of different code, with what is of which; the newest first."""
+    groups: dict[str, list[Shown]] = {}
+    for shown in sorted(there, key=lambda shown: shown.run.finished, reverse=True):
+        groups.setdefault(shown.run.source or shown.run.version, []).append(shown)
+    if len(groups) < 2:
+        return
+    lines = [
+        f"**Not all of one version.** The figures on this page are of {len(groups)} versions of kvstore's code. Those of one "
+        "version can't be compared with those of another: between them the code has changed, and the hour."
+    ]
+    for several in groups.values():
+        whens = sorted(shown.run.when for shown in several)
+        when = whens[0] if whens[0] == whens[-1] else f"{whens[0]} to {whens[-1]}"
+        names = ", ".join(dict.fromkeys(shown.run.name for shown in reversed(several)))
+        lines.append(f"- {several[0].run.version}, {when}: {names}")
+    yield "\n".join(f"> {line}" for line in (lines[0], "", *lines[1:])).replace("> \n", ">\n")
+
+
+_TARGET_HEADS = ("target", "measured", "limit", "ratio to the limit", "")
+
+
+def _target_row(target: Target, shown: Shown) -> tuple[str, ...]:
+    share = ratio(target.value / target.limit) if target.limit else "–"
+    return (target.name, _measured(target, shown), _limit(target), share, _verdict(target, shown.run))
+
+
+def _count(targets: Sequence[tuple[Target, Run]]) -> str:
+    """How many targets there are, and what became of them."""
+    missed = sum(not target.met for target, _ in targets)
+    doubtful = sum(bool(run.outcome.doubts) for target, run in targets if target.met)
+    what = "All are met" if not missed else f"**{missed} {'is' if missed == 1 else 'are'} missed**"
+    doubts = f"; {doubtful} of those that are met, in runs with doubts" if doubtful else ""
+    return f"{len(targets)} targets. {what}{doubts}."
 
 
 def _measured(target: Target, shown: Shown) -> str:

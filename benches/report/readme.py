@@ -174,12 +174,15 @@ def _measured(all_shown: Showns) -> str:
     m = s.machine
     doubtful = [name for name in names if s.shown[name].run.outcome.doubts]
     doubts = f" Runs with doubts, which the page names: {', '.join(doubtful)}." if doubtful else ""
+    used = [s.shown[name].run for name in names] + [other.shown["cold"].run for other in elsewhere]
+    versions = dict.fromkeys(run.source or run.version for run in sorted(used, key=lambda run: run.finished, reverse=True))
+    of = f" They are of {len(versions)} versions of the code: the page says which is of which." if len(versions) > 1 else ""
     text = (
         f"On {m.cores} cores of {m.processor} ({m.memory_gib:.0f} GiB of memory, {m.file_system} on {m.device}, Linux {m.kernel}, "
         f"Python {m.python}).\n"
         "Ratios are taken within one run, against alternating baselines, and are medians of its rounds; where there are several\n"
         "runs, the newest is shown, with the least and the largest ratio in brackets. `make bench` measures them on yours;\n"
-        f"[docs/benchmarks.md](docs/benchmarks.md) has more.{doubts}"
+        f"[docs/benchmarks.md](docs/benchmarks.md) has more.{doubts}{of}"
     )
     return text + "\n\n" + _table(("what", "measured", "against"), ("---", "---", "---"), rows)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from benches import results
 from benches.harness import SIZES, Outcome, Size
+from benches.machine import upstream
 
 __all__ = ["Machine", "Run", "Shown", "choose", "read"]
 
@@ -56,6 +57,8 @@ class Run:
     machine : Machine
     source : str
         What kvstore's files hashed to; empty where that is not known.
+    commit : str
+        The commit that they were of; empty where that is not known.
     outcome : Outcome
     failure : str or None
         Why it broke off; None for a complete one.
@@ -70,6 +73,7 @@ class Run:
     seconds: float
     machine: Machine
     source: str
+    commit: str
     outcome: Outcome
     failure: str | None
     measured: dict[str, dict[str, list[float]]]
@@ -79,6 +83,13 @@ class Run:
         """The minute in which it was finished."""
         return self.finished[:16].replace("T", " ")
 
+    @property
+    def version(self) -> str:
+        """The code that was measured: kvstore's number, and what tells it from other code of the same number."""
+        number = dict(self.machine.packages).get("kvstore", "of an unknown version")
+        known = [f"commit {self.commit}"] * bool(self.commit) + [self.source] * bool(self.source)
+        return number + (f" ({', '.join(known)})" if known else "")
+
 
 def _machine(record: dict[str, Any]) -> Machine:
     return Machine(
@@ -87,7 +98,7 @@ def _machine(record: dict[str, Any]) -> Machine:
         memory_gib=round(record["memory_bytes"] / 2**30, 1),
         file_system=str(record["file_system"]),
         device=str(record["device"]),
-        kernel=str(record["kernel"]),
+        kernel=upstream(str(record["kernel"])),
         python=str(record["python"]),
         packages=tuple((str(k), str(v)) for k, v in record["packages"].items()),
     )
@@ -104,6 +115,7 @@ def _run(path: Path, record: dict[str, Any]) -> Run:
         seconds=float(record["seconds"]),
         machine=_machine(record["machine"]),
         source=str(record["machine"].get("source", "")),
+        commit=str(record["machine"].get("commit", "")),
         outcome=results.decode(record),
         failure=None if record.get("complete", True) else str(record["failure"]),
         measured={

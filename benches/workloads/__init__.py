@@ -6,6 +6,7 @@ from benches.harness import Bench
 from benches.workloads import (
     churn,
     cold,
+    hybrid,
     kernel,
     layers,
     lease,
@@ -39,6 +40,7 @@ BENCHES: dict[str, Bench] = {
         kernel,
         cold,
         layers,
+        hybrid,
         mapped,
         save,
         sizes,

@@ -95,5 +95,9 @@ BENCH = Bench(
         "same kind of arrays. What can't be installed is reported with the reason (`make bench-peers` installs them). Stores of "
         "llama.cpp save from and restore into a context of the real model, whose rows are made up and put into it before."
     ),
+    behind=(
+        "Each row in which kvstore takes more than a peer stands in the table “Where kvstore is not ahead”, with what is known "
+        "of the reason; without such a table there is none."
+    ),
     apart=True,
 )

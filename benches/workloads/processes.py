@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benches.children import Child
+from benches.children import Worker
 from benches.harness import Bench, Context, Needs, Outcome, Plot, Size, Table, median, quantile
 from benches.sessions import TOKEN_BYTES, arrays_for, large_layout, random_tokens
 from kvstore import Store
@@ -59,8 +59,8 @@ class _Processes:
     def __init__(self, stack: ExitStack, context: Context, path: Path) -> None:
         self._sessions, self._tokens, readers, self._seconds, _ = _SIZES[context.size]
         seeds = [_SEED + n for n in range(self._sessions)]
-        self._readers = [stack.enter_context(Child("benches.promoting")) for _ in range(readers)]
-        self._writer = stack.enter_context(Child("benches.promoting"))
+        self._readers = [stack.enter_context(Worker("benches.promoting")) for _ in range(readers)]
+        self._writer = stack.enter_context(Worker("benches.promoting"))
         self.all = [*self._readers, self._writer]
         for child in self._readers:
             child.send("prepare", capacity=self._tokens, sessions=seeds, tokens=self._tokens)

@@ -328,4 +328,6 @@ BENCH = Bench(
     "durably. The rows of a token are scaled down to 56 bytes, so that a block of 512 tokens fills one page of the file with its "
     "header. Answers are not stored, since the trace says nothing of their tokens; a prompt that contains an earlier answer brings "
     "them. The optimum and plain LRU are computed from the same trace.",
+    "The optimum knows what will be asked for; no store can. What kvstore lacks to it is what it could not know, and what index,\n"
+    "free pages and whole blocks take of the cap.",
 )

@@ -158,8 +158,8 @@ _METHOD = """\
 A session of 100,000 tokens of 16 KiB is saved; then come turns, each saved in a store opened anew: ten of 512 tokens, then
 others, so that tails of all sizes are met. What a save causes to be written is the kernel's own count for the process
 (`write_bytes` of `/proc/self/io`), with the file dropped from the page cache beforehand: otherwise the kernel counts too much, as
-the last turns show. The limit is the rows that are new and those of the tail, which is rewritten. At the end all of it is
-restored and checked."""
+the last turns show. The limit is the rows that are new and those of the tail (of the block in which the last turn ended), which
+is rewritten; 256 KiB are allowed for the index. At the end all of it is restored and checked."""
 
 BENCH = Bench(
     "turn", "what a turn of +512 tokens writes after 100,000, at 16 KiB a token, against the new bytes", _needs, _run, _METHOD

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benches.children import Child
+from benches.children import Worker
 from benches.engine import ArrayEngine
 from benches.harness import Bench, Context, Needs, Outcome, Plot, Size, Table, median, quantile
 from benches.promoting import digest_of
@@ -77,7 +77,7 @@ class _Conversation:
         if result.missed or result.stored_tokens != before:
             raise AssertionError(f"the turn to {length} tokens: {result}")
         plain = plain or self._append(before, length)
-        with Child("benches.promoting") as child:
+        with Worker("benches.promoting") as child:
             child.ask("prepare", capacity=length, sessions=[_SEED], tokens=self._prompt.size)
             read = child.ask("read", path=str(self._plain), length=length)["seconds"] if plain_first else 0.0
             opening = child.ask("open", path=str(store))["seconds"]
@@ -233,4 +233,8 @@ BENCH = Bench(
     "One tier cascades each turn (until it returns, and until `flush` says that it is durable). After each turn a new process "
     "opens the store and promotes the whole conversation into arrays. Beside it the new rows are appended to a plain file with "
     "fdatasync, and the new process reads that file; which of the two comes first alternates.",
+    "A cascade writes the block anew in which the last turn ended, hashes and sums what it writes, and is a transaction with two\n"
+    "syncs, of the data and then of the page that makes it valid; appending to a file is neither atomic nor checked. The shorter\n"
+    "a turn, the more that counts. A promote in a new process meets the pages of the store's map for the first time, and finds\n"
+    "and checks what it copies, where a plain read does neither.",
 )

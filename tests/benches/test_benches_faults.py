@@ -229,7 +229,7 @@ def test_memory_of_a_container_counts(tmp_path: Path) -> None:
     machine = replace(Machine.look(tmp_path), memory_bytes=1 << 28)
     reason = Measurements("full", tmp_path, tmp_path, machine).lacks(BENCHES["memory"])
     assert reason is not None
-    assert "0.3 GB" in reason
+    assert "may use, 0.268 GB;" in reason
     assert "--quick" in reason
 
 
@@ -239,6 +239,17 @@ def test_unwritable_results_are_refused(tmp_path: Path, capsys: Capture) -> None
     assert main(["run", "memory", "--dir", str(tmp_path), "--results", str(tmp_path / "file")]) == 2
     assert "--results" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_results_that_have_no_room_are_refused(tmp_path: Path) -> None:
+    """Where a directory takes a file but not what a result has in it, that is said before anything runs."""
+    with running(tmp_path, "memory", limit=64 << 10) as process:
+        printed, said = process.communicate(timeout=_PATIENCE)
+    assert process.returncode == 2
+    assert "results can't be written to" in said
+    assert "File too large" in said
+    assert printed == ""
+    assert records(tmp_path) == {}
 
 
 def test_results_that_can_not_be_written_any_more(tmp_path: Path, capsys: Capture) -> None:

@@ -11,9 +11,50 @@ import pytest
 
 from benches.cgroup import allowance
 from benches.doubts import Usage, doubts_of_system
+from benches.machine import Machine, commit, upstream
 from tests.support import ROOT
 
 _GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("release", "version"),
+    [
+        ("6.1.102", "6.1.102"),
+        ("6.1.102-vendor-v595", "6.1.102"),
+        ("6.1.102-112.189.vendor.x86_64", "6.1.102"),
+        ("6.8.0-45-generic", "6.8.0"),
+        ("5.15.167.4-vendor-two", "5.15.167"),
+        ("6.12.0+deb13-amd64", "6.12.0"),
+        ("6.12-rc3", "6.12-rc3"),
+        ("6.12.0-rc3-next", "6.12.0-rc3"),
+        ("something else", "something else"),
+    ],
+)
+def test_kernel_is_its_upstream_version(release: str, version: str) -> None:
+    """What a vendor has put behind a kernel's version is no part of the machine's description."""
+    assert upstream(release) == version
+
+
+def test_commit_of_a_checkout(tmp_path: Path) -> None:
+    """A checkout has its commit, with a mark where files differ from it; a directory that is none has nothing."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
+    assert commit(tmp_path) == ""
+    (tmp_path / "file").write_text("a")
+    for arguments in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "m"], ["tag", "-m", "t", "v1"]):
+        subprocess.run([*git, *arguments], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
+    assert len(commit(tmp_path)) == 12
+    assert head.startswith(commit(tmp_path))
+    (tmp_path / "below").mkdir()
+    assert commit(tmp_path / "below") == ""
+    (tmp_path / "file").write_text("b")
+    assert commit(tmp_path) == f"{head[:12]}+"
+
+
+def test_machine_names_no_build_of_its_kernel(tmp_path: Path) -> None:
+    """The description has the upstream version alone."""
+    assert re.fullmatch(r"\d+\.\d+(\.\d+)?(-rc\d+)?", Machine.look(tmp_path).kernel)
 
 
 def write(top: Path, files: dict[str, str]) -> None:

@@ -22,7 +22,7 @@ MACHINE = {
     "memory_bytes": 8 << 30,
     "file_system": "ext4",
     "device": "disk",
-    "kernel": "6.1",
+    "kernel": "6.1.7-vendor.2",
     "python": "3.12",
     "packages": {"kvstore": "1.0"},
     "source": "aaaa",
@@ -76,9 +76,12 @@ def test_page_of_one_run(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "notes-on-page.md").write_text("## By hand\n\nWord for word.\n")
     text = report(tmp_path)
-    assert "| **A** | a processor | 4 | 8.0 GiB | ext4 | disk | 6.1 | 3.12 | kvstore 1.0 |" in text
+    assert "| **A** | a processor | 4 | 8.0 GiB | ext4 | disk | 6.1.7 | 3.12 | kvstore 1.0 |" in text
     assert "Machine A, size `full`, 2030-01-02 03:04, 3 s, kvstore 1.0 (aaaa)." in text
-    assert "| [memory](#memory) | a target | 1.23 | at least 1 | met, with doubts |" in text
+    assert "| [memory](#memory) | a target | 1.23 | at least 1 | 1.23 | met, with doubts |" in text
+    assert "\n1 targets. All are met; 1 of those that are met, in runs with doubts.\n" in text
+    assert "Not all of one version" not in text
+    assert "(#how-to-read-these-figures)" not in text
     assert "> **Doubt**: somebody sneezed." in text
     assert BENCHES["memory"].method in text
     assert "| one \\| side | 1,235 | 1.23 | yes |" in text
@@ -95,14 +98,15 @@ def test_missed_target_and_not_ahead_are_plain(tmp_path: Path) -> None:
     """What was missed, and where something else was faster, stands out."""
     result(tmp_path / "r", "2030-01-02T03:04:05", 0.5)
     text = report(tmp_path)
-    assert "| a target | 0.50 | at least 1 | **missed** |" in text
+    assert "| a target | 0.50 | at least 1 | 0.50 | **missed** |" in text
     assert "| 0.50 | **no** |" in text
+    assert "**1 is missed**" in text
 
 
 def test_narrow_miss_can_be_seen(tmp_path: Path) -> None:
     """A figure that would be rounded to its limit has more digits."""
     result(tmp_path / "r", "2030-01-02T03:04:05", 0.9996)
-    assert "| a target | 0.9996 | at least 1 | **missed** |" in report(tmp_path)
+    assert "| a target | 0.9996 | at least 1 | 1.00 | **missed** |" in report(tmp_path)
 
 
 def test_runs_of_the_same_code_show_their_spread(tmp_path: Path) -> None:
@@ -110,9 +114,51 @@ def test_runs_of_the_same_code_show_their_spread(tmp_path: Path) -> None:
     for day, (value, source) in enumerate([(9.0, "old"), (2.0, "aaaa"), (1.5, "aaaa"), (1.75, "aaaa")], 1):
         result(tmp_path / "r", f"2030-01-0{day}T00:00:00", value, machine={"source": source})
     text = report(tmp_path)
-    assert "| a target | 1.75 (1.50 to 2.00 in 3 runs) | at least 1 | met |" in text
+    assert "| a target | 1.75 (1.50 to 2.00 in 3 runs) | at least 1 | 1.75 | met |" in text
     assert "| 1.75 (1.50 to 2.00) | yes |" in text
     assert "the newest of 3 runs, the earliest of 2030-01-02 00:00; 1 more of other code is not shown." in text
+
+
+def test_missed_target_asks_for_a_reason(tmp_path: Path) -> None:
+    """Where a benchmark says why it is behind, that stands below its tables; where it doesn't, that is said."""
+    result(tmp_path / "r", "2030-01-02T03:04:05", 0.5)
+    result(tmp_path / "r", "2030-01-02T03:04:05", 0.5, bench="churn")
+    text = report(tmp_path)
+    memory, churn = text.partition("\n## memory\n")[2].split("\n## churn\n")
+    assert not BENCHES["memory"].behind
+    assert "**A target is missed, and no analysis of the reason is written yet.**" in memory
+    assert f"**Where kvstore is behind, and why.** {BENCHES['churn'].behind.strip()}" in churn
+    assert "no analysis" not in churn
+
+
+def test_figures_of_several_versions_are_told(tmp_path: Path) -> None:
+    """Where benchmarks were run with different code, the page says so before any figure, and which is of which."""
+    result(tmp_path / "r", "2030-01-01T00:00:00", 2.0, bench="churn", machine={"source": "old", "commit": "c0ffee"})
+    result(tmp_path / "r", "2030-01-02T00:00:00", 2.0)
+    result(tmp_path / "r", "2030-01-03T00:00:00", 2.0, bench="save")
+    text = report(tmp_path)
+    head, found, rest = text.partition("> **Not all of one version.** The figures on this page are of 2 versions")
+    assert found
+    assert "1.0 (commit c0ffee, old)" not in head
+    assert "> - 1.0 (aaaa), 2030-01-02 00:00 to 2030-01-03 00:00: memory, save\n" in rest
+    assert "> - 1.0 (commit c0ffee, old), 2030-01-01 00:00: churn\n" in rest
+    assert "kvstore 1.0 (commit c0ffee, old)." in rest
+
+
+def test_runs_of_one_version_have_no_warning(tmp_path: Path) -> None:
+    """The same code in several checkouts is one version; an older run that is not shown is no reason either."""
+    result(tmp_path / "r", "2030-01-01T00:00:00", 2.0, machine={"source": "old"})
+    result(tmp_path / "r", "2030-01-02T00:00:00", 2.0, machine={"commit": "c0ffee"})
+    result(tmp_path / "r", "2030-01-03T00:00:00", 2.0, bench="save", machine={"commit": "decade"})
+    assert "Not all of one version" not in report(tmp_path)
+
+
+def test_page_leads_to_how_it_is_read(tmp_path: Path) -> None:
+    """Where the notes explain the figures, the page's beginning has a link to it."""
+    result(tmp_path / "r", "2030-01-02T03:04:05", 2.0)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "notes-on-page.md").write_text("## How to read these figures\n\nSo.\n")
+    assert "[How to read these figures](#how-to-read-these-figures)" in report(tmp_path)
 
 
 def test_machines_and_versions_are_kept_apart(tmp_path: Path) -> None:

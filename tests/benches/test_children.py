@@ -9,19 +9,23 @@ import numpy as np
 import pytest
 
 from benches import pagecache
-from benches.children import Child, ChildError
+from benches.children import ChildError, Worker, how_it_ended
 from benches.direct import Way, read_all, write_all
 from benches.filling import fill
 from benches.sessions import arrays_for, random_tokens, small_layout
 from kvstore import Store
 
 _MODULE = """
-import os, sys
-from benches.children import serve
+import contextlib, os, sys, time
+from benches.serving import serve
 def fail(): raise ValueError("so it is")
+def crash(): os.kill(os.getpid(), 11)
 def die(): print("last words", file=sys.stderr, flush=True); os._exit(7)
 def say(text): print("noise"); return {"said": text, "pid": os.getpid()}
-sys.exit(serve({"fail": fail, "die": die, "say": say}))
+def linger(): import atexit; atexit.register(time.sleep, 600); return {}
+def close(): os.closerange(0, 1000); time.sleep(600)
+def spoil(): import atexit; atexit.register(os._exit, 9); return {}
+sys.exit(serve(lambda send: contextlib.nullcontext({f.__name__: f for f in (fail, die, crash, say, linger, close, spoil)})))
 """
 
 
@@ -36,7 +40,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_child_answers(module: str) -> None:
     """Answers come from another process, whatever it prints, and it ends by itself."""
-    with Child(module) as child:
+    with Worker(module) as child:
         assert child.ask("say", text="x") == {"said": "x", "pid": child.pid}
         assert child.pid != os.getpid()
         pid = child.pid
@@ -44,20 +48,51 @@ def test_a_child_answers(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "says"), [("fail", "ValueError: so it is"), ("die", "(?s)exit code 7.*last words"), ("what", "KeyError")]
+    ("op", "says"),
+    [
+        ("fail", "ValueError: so it is"),
+        ("die", "(?s)exit code 7.*last words"),
+        ("what", "KeyError"),
+        ("crash", "died .SIGSEGV."),
+    ],
 )
 def test_a_childs_fault_is_told(op: str, says: str, module: str) -> None:
     """An error or a death in a child is an error here that has its last words."""
-    with pytest.raises(ChildError, match=says), Child(module) as child:
+    with pytest.raises(ChildError, match=says), Worker(module) as child:
         child.ask(op)
     assert not Path(f"/proc/{child.pid}").exists()
 
 
 def test_an_error_ends_the_children(module: str) -> None:
     """When the benchmark fails, or is interrupted, its children are gone with it, busy or not."""
-    with pytest.raises(KeyboardInterrupt), Child(module) as child:
+    with pytest.raises(KeyboardInterrupt), Worker(module) as child:
         child.ask("say", text="x")
         raise KeyboardInterrupt
+    assert not Path(f"/proc/{child.pid}").exists()
+
+
+def test_ends_have_names() -> None:
+    """A status is told as its code or its signal; of SIGKILL, what it often means."""
+    assert how_it_ended(3) == "exit code 3"
+    assert how_it_ended(-11) == "SIGSEGV"
+    assert how_it_ended(-60) == "signal 60"
+    assert "memory runs out" in how_it_ended(-9)
+
+
+class Hasty(Worker):
+    """A process that is not waited for long."""
+
+    farewell = 0.3
+
+
+@pytest.mark.parametrize(
+    ("op", "says"), [("linger", "did not end within 0 s; it was killed"), ("spoil", "died .exit code 9"), ("close", "did not end")]
+)
+def test_a_child_that_does_not_end_well_is_told(op: str, says: str, module: str) -> None:
+    """One that does not end, ends with another status than 0, or falls silent without ending is an error, and gone."""
+    with pytest.raises(ChildError, match=says), Hasty(module) as child:
+        child.ask("say", text="x")
+        child.ask(op)
     assert not Path(f"/proc/{child.pid}").exists()
 
 

@@ -17,7 +17,7 @@ from benches.harness import Outcome
 from benches.peers import registry, setup
 from benches.peers.llama_state import Blob
 from benches.peers.measure import Compared, Plan, Side, compare
-from benches.peers.processes import Child, PeerFailed
+from benches.peers.processes import PeerFailed, PeerProcess
 from benches.peers.report import report
 from benches.peers.shape import Session, Shape, wrong_bytes
 
@@ -28,9 +28,9 @@ NUMPY = next(peer for peer in registry.PEERS if peer.name == "numpy.load")
 READY = 'import json, os, sys, time\nprint(json.dumps({"event": "ready"}), flush=True)\nsys.stdin.readline()\n'
 
 
-def script(code: str, patience: float = 60) -> Child:
+def script(code: str, patience: float = 60) -> PeerProcess:
     """A process that says it is ready, takes one request, and does something with it."""
-    return Child([sys.executable, "-c", READY + code], "the script", patience)
+    return PeerProcess([sys.executable, "-c", READY + code], "the script", patience)
 
 
 def test_rows_follow_from_seeds_alone() -> None:
@@ -178,6 +178,13 @@ def test_where_kvstore_is_not_ahead_the_report_says_so() -> None:
     report([("", PLAN, [Compared(NUMPY, theirs=slower, ours=faster)])], outcome)
     assert all(target.met for target in outcome.targets)
     assert "Where kvstore is not ahead" not in [table.title for table in outcome.tables]
+
+
+def test_peer_that_fails_at_once_is_one_line() -> None:
+    """Where nothing was measured of a peer, its line says why and nothing else."""
+    outcome = Outcome()
+    report([("", PLAN, [Compared(NUMPY, failure="it died (SIGSEGV)")])], outcome)
+    assert [line.split() for line in outcome.lines] == [["numpy.load", "FAILED:", "it", "died", "(SIGSEGV)"]]
 
 
 def test_peer_that_fails_keeps_what_was_measured(tmp_path: Path) -> None:
