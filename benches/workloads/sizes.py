@@ -33,7 +33,7 @@ _TRIES: dict[Size, int] = {"full": 3, "quick": 2, "smallest": 1}
 _LAYERS = {4: (2, 1024), 16: (8, 1024), 64: (32, 1024), 256: (64, 2048)}
 # (tokens of sessions, KiB a token, most bytes of a session, pairs)
 _SIZES: dict[Size, tuple[tuple[int, ...], tuple[int, ...], int, int]] = {
-    "full": ((1024, 8192, 32_768, 131_072), (4, 16, 64, 256), 2 << 30, 7),
+    "full": ((1024, 8192, 32_768, 131_072), (4, 16, 64, 256), 1 << 30, 7),
     "quick": ((1024, 8192), (4, 16, 64), 256 << 20, 3),
     "smallest": ((512,), (4, 16), 16 << 20, 1),
 }
