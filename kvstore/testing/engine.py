@@ -104,13 +104,21 @@ class HashEngine:
         """Hash everything that the engine holds at its position, part by part."""
         return state_hash(self._layout, {**self.streams, **self.states}, self.position)
 
-    def _step(self, token: int) -> None:
-        seen = blake3(token.to_bytes(4, "little") + self.position.to_bytes(4, "little"))
+    def observe(self) -> bytes:
+        """What the engine would say next: a hash of all that the next token's rows follow from."""
+        return self._seen(b"observe").digest()
+
+    def _seen(self, head: bytes) -> blake3:
+        """Hash a few bytes and all that the engine holds."""
+        seen = blake3(self.position.to_bytes(4, "little") + head)
         for hasher in self._hashers:
             seen.update(hasher.digest())
         for array in self.states.values():
             seen.update(array.tobytes())
-        key = seen.digest()
+        return seen
+
+    def _step(self, token: int) -> None:
+        key = self._seen(b"token %d" % token).digest()
         self.position += 1
         for index, stream in enumerate(self._layout.streams):
             if self.position % stream.tokens_per_row == 0:

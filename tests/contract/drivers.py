@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
-from blake3 import blake3
 
 from kvstore import Layout, State, Stream
 from kvstore.ids import TokenArray
-from kvstore.layout import state_hash
 from kvstore.testing import HashEngine, SyntheticHybrid
 
 Arrays: TypeAlias = Mapping[str, Any]
@@ -65,8 +63,8 @@ class HashDriver:
         return {**engine.streams, **engine.states}
 
     def observe(self, engine: HashEngine) -> bytes:
-        """A hash of everything."""
-        return blake3(str(state_hash(engine.layout(), self.parts(engine, engine.position), engine.position)).encode()).digest()
+        """What it would say next."""
+        return engine.observe()
 
 
 class HybridDriver:

@@ -8,9 +8,7 @@ from kvstore.arrays import Array
 from kvstore.testing.contract.driver import E
 from kvstore.testing.contract.report import Broken
 from kvstore.testing.contract.setting import Setting
-from kvstore.testing.contract.wrapping import rows_in
-from kvstore.testing.differences import first_rows
-from kvstore.tier import Captured
+from kvstore.testing.contract.taking import copy_taken, must_equal, part_bytes, part_span
 
 __all__ = ["capture_in_pieces", "capture_twice", "deterministic", "same_layout"]
 
@@ -45,19 +43,19 @@ def capture_in_pieces(setting: Setting[E]) -> str:
     length, size = setting.length, setting.layout.block_tokens
     with setting.engine(setting.tokens[:length]) as engine:
         held = setting.look(engine, length, observe=False).parts
-        whole = _taken(setting, engine.capture(0, length), 0, length, length)
-        _equal(whole, {name: _bytes(setting, name, held[name], length) for name in held}, "captured at once, against what it holds")
+        whole = copy_taken(setting, engine.capture(0, length), 0, length, length)
+        must_equal(whole, {name: part_bytes(setting, name, held[name], length) for name in held}, "captured at once, against what it holds")
         pieces: dict[str, list[Array]] = {name: [] for name in whole}
         for start in range(0, length, size):
             stop = min(start + size, length)
-            taken = _taken(setting, engine.capture(start, stop), start, stop, length)
+            taken = copy_taken(setting, engine.capture(start, stop), start, stop, length)
             for name, raw in taken.items():
                 pieces[name].append(raw)
-        _equal(whole, {name: np.concatenate(raw) for name, raw in pieces.items()}, "captured in pieces, against all at once")
+        must_equal(whole, {name: np.concatenate(raw) for name, raw in pieces.items()}, "captured in pieces, against all at once")
         for start, stop in ((0, size + 1), (size, 2 * size), (size, length)):
-            taken = _taken(setting, engine.capture(start, stop), start, stop, length)
-            expected = {name: raw[_span(setting, name, start, stop)] for name, raw in whole.items() if name in taken}
-            _equal(expected, taken, f"captured [{start}, {stop}), against a part of all at once")
+            taken = copy_taken(setting, engine.capture(start, stop), start, stop, length)
+            expected = {name: raw[part_span(setting, name, start, stop)] for name, raw in whole.items() if name in taken}
+            must_equal(expected, taken, f"captured [{start}, {stop}), against a part of all at once")
     return f"{length} positions in {-(-length // size)} pieces"
 
 
@@ -65,8 +63,8 @@ def capture_twice(setting: Setting[E]) -> str:
     """Capture twice; cascade twice; nothing is added by the second, and nothing differs."""
     length = setting.length
     with setting.engine(setting.tokens[:length]) as engine:
-        first = _taken(setting, engine.capture(0, length), 0, length, length)
-        _equal(first, _taken(setting, engine.capture(0, length), 0, length, length), "the second capture, against the first")
+        first = copy_taken(setting, engine.capture(0, length), 0, length, length)
+        must_equal(first, copy_taken(setting, engine.capture(0, length), 0, length, length), "the second capture, against the first")
         before = setting.look(engine, length)
         setting.save(engine, setting.tokens[:length])
         stored = setting.store.stats()
@@ -76,37 +74,3 @@ def capture_twice(setting: Setting[E]) -> str:
             raise Broken(f"a second cascade of the same session stored something anew: {result}")
         setting.compare(before, setting.look(engine, length), "after two cascades the engine holds something else")
     return f"{length} positions; {stored.blocks} blocks after one cascade and after two"
-
-
-def _taken(setting: Setting[E], captured: Captured, start: int, stop: int, position: int) -> dict[str, Array]:
-    """Copy what was captured, as bytes: a row a line for streams, one line for a state."""
-    layout = setting.layout
-    states = {state.name for state in layout.states} if stop == position else set()
-    if set(captured.streams) != set(setting.streams) or set(captured.states) != states:
-        missing = sorted((set(setting.streams) - set(captured.streams)) | (states - set(captured.states)))
-        extra = sorted((set(captured.streams) - set(setting.streams)) | (set(captured.states) - states))
-        raise Broken(f"capture({start}, {stop}) of an engine at {position} lacks {missing} and has {extra} too much")
-    taken = {
-        name: rows_in(stream, captured.streams[name], stream.rows(stop) - stream.rows(start))
-        for name, stream in setting.streams.items()
-    }
-    return taken | {name: _bytes(setting, name, np.asarray(state), stop) for name, state in captured.states.items()}
-
-
-def _bytes(setting: Setting[E], name: str, array: Array, position: int) -> Array:
-    stream = setting.streams.get(name)
-    if stream is not None:
-        return first_rows(stream, array, stream.rows(position))
-    flat: Array = np.array(array, order="C").reshape(-1).view(np.uint8)
-    return flat
-
-
-def _span(setting: Setting[E], name: str, start: int, stop: int) -> slice:
-    stream = setting.streams.get(name)
-    return slice(None) if stream is None else slice(stream.rows(start), stream.rows(stop))
-
-
-def _equal(expected: dict[str, Array], seen: dict[str, Array], what: str) -> None:
-    differing = [name for name, raw in expected.items() if not np.array_equal(raw, seen[name])]
-    if differing:
-        raise Broken(f"{what}: {', '.join(differing)} differ")

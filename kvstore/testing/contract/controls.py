@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvstore.arrays import Array
+from kvstore.errors import KVStoreError
 from kvstore.layout import State, Stream
 from kvstore.testing.contract.driver import E
 from kvstore.testing.contract.report import Broken
@@ -99,23 +100,28 @@ def _of_state(state: State, right: Look, stale: Look, earlier: Look) -> Iterator
 def _noticed(setting: Setting[E], engine: E, part: Stream | State, control: _Control, clean: list[Look]) -> bool:
     """Whether the engine refuses what it is given, or goes on differently."""
     length = setting.length
-    wrapped = Wrapped(engine, lambda restored: Spoiled(restored, part if isinstance(part, Stream) else part.name, control.instead))
+    spoiled = part if isinstance(part, Stream) else part.name
+    wrapped = Wrapped(engine, lambda restored: Spoiled(restored, spoiled, control.instead))
     with setting.tier(wrapped) as tier:
-        reused = tier.promote(setting.tokens[: length + 1])
+        try:
+            reused = tier.promote(setting.tokens[: length + 1])
+        except KVStoreError:
+            if wrapped.raised is None:
+                raise
     if wrapped.raised is not None:
         return True
     if reused != length:
         raise Broken(f"a promote of {length + 1} tokens reused {reused}, expected {length}")
-    looks = setting.go_on(engine, length)
-    for expected in clean:
+    for batch, expected in zip(setting.batches_after(length), clean, strict=True):
         try:
-            seen = next(looks)
+            setting.driver.feed(engine, batch)
+            if setting.driver.observe(engine) != expected.observed:
+                return True
+            seen = setting.look(engine, expected.position, observe=False)
         except Exception:  # an engine that can't go on has noticed
             return True
-        if seen.observed != expected.observed:
-            return True
+        found = differences(setting.layout, expected.parts, seen.parts, seen.position, start=length)
         # a state that lies unread in the engine differs as well: what follows from it is anything else
-        differing = {difference.part for difference in differences(setting.layout, expected.parts, seen.parts, seen.position, start=length)}
-        if differing - ({part.name} if isinstance(part, State) else set()):
+        if {difference.part for difference in found} - ({part.name} if isinstance(part, State) else set()):
             return True
     return False

@@ -8,6 +8,7 @@ from kvstore.ids import TokenArray
 from kvstore.testing.contract.driver import E
 from kvstore.testing.contract.report import Broken
 from kvstore.testing.contract.setting import Setting
+from kvstore.testing.contract.taking import copy_taken, must_equal, part_bytes
 
 __all__ = [
     "block_boundaries",
@@ -105,6 +106,9 @@ def restored_twice(setting: Setting[E]) -> str:
     with setting.engine() as resumed:
         setting.promote(resumed, setting.tokens[: first + 1], first)
         setting.driver.feed(resumed, rest)
+        held = {name: part_bytes(setting, name, before.parts[name], length) for name in before.parts}
+        taken = copy_taken(setting, resumed.capture(0, length), 0, length, length)
+        must_equal(held, taken, "captured of a session that was resumed, against one that wasn't")
         setting.save(resumed, setting.tokens[:length])
     with setting.engine() as fresh:
         setting.promote(fresh, setting.tokens[: length + 1], length)

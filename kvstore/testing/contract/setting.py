@@ -128,12 +128,16 @@ class Setting(Generic[E]):
         stream.check_array(array, position, exact=False)
         return np.array(array[(slice(None),) * stream.token_axis + (slice(stream.rows(position)),)])
 
+    def batches_after(self, position: int) -> tuple[TokenArray, TokenArray]:
+        """What follows on a prefix of the first session: one token, then the rest in one batch."""
+        return self.tokens[position : position + 1], self.tokens[position + 1 : position + self.ahead]
+
     def go_on(self, engine: E, position: int) -> Iterator[Look]:
-        """Let an engine that stands at `position` of the first session read on: one token, then the rest in one batch."""
-        stop = position + self.ahead
-        for start, end in ((position, position + 1), (position + 1, stop)):
-            self.driver.feed(engine, self.tokens[start:end])
-            yield self.look(engine, end)
+        """Let an engine that stands at `position` of the first session read on; a look after each batch."""
+        for batch in self.batches_after(position):
+            self.driver.feed(engine, batch)
+            position += batch.size
+            yield self.look(engine, position)
 
     def compare(self, expected: Look, seen: Look, what: str) -> None:
         """Refuse an engine that differs from another one; the message names the parts and their first rows that differ."""
