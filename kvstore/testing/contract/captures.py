@@ -44,7 +44,9 @@ def capture_in_pieces(setting: Setting[E]) -> str:
     with setting.engine(setting.tokens[:length]) as engine:
         held = setting.look(engine, length, observe=False).parts
         whole = copy_taken(setting, engine.capture(0, length), 0, length, length)
-        must_equal(whole, {name: part_bytes(setting, name, held[name], length) for name in held}, "captured at once, against what it holds")
+        must_equal(
+            whole, {name: part_bytes(setting, name, held[name], length) for name in held}, "captured at once, against what it holds"
+        )
         pieces: dict[str, list[Array]] = {name: [] for name in whole}
         for start in range(0, length, size):
             stop = min(start + size, length)
@@ -64,7 +66,9 @@ def capture_twice(setting: Setting[E]) -> str:
     length = setting.length
     with setting.engine(setting.tokens[:length]) as engine:
         first = copy_taken(setting, engine.capture(0, length), 0, length, length)
-        must_equal(first, copy_taken(setting, engine.capture(0, length), 0, length, length), "the second capture, against the first")
+        must_equal(
+            first, copy_taken(setting, engine.capture(0, length), 0, length, length), "the second capture, against the first"
+        )
         before = setting.look(engine, length)
         setting.save(engine, setting.tokens[:length])
         stored = setting.store.stats()

@@ -43,12 +43,13 @@ def negative_controls(setting: Setting[E]) -> str:
         stale = setting.look(source, length, observe=False)
     with setting.engine(setting.tokens[: length - 1]) as source:
         earlier = setting.look(source, length - 1, observe=False)
+    parts: list[Stream | State] = [*setting.layout.streams, *setting.layout.states]
     unnoticed: list[str] = []
     tried = 0
     with setting.engine() as engine:
         setting.promote(engine, setting.tokens[: length + 1], length)
         clean = list(setting.go_on(engine, length))
-        for part in (*setting.layout.streams, *setting.layout.states):
+        for part in parts:
             controls = list(_controls(part, right, stale, earlier))
             if not controls:
                 unnoticed.append(
@@ -58,21 +59,22 @@ def negative_controls(setting: Setting[E]) -> str:
             groups: dict[str, list[_Control]] = {}
             for control in controls:
                 groups.setdefault(control.group, []).append(control)
-            for group in groups.values():
-                tried += len(group)
-                if not any(_noticed(setting, engine, part, control, clean) for control in group):
-                    what = " or ".join(control.label for control in group)
-                    unnoticed.append(f"omission of {part.name} would go unnoticed: {what} in its place changed nothing that follows")
+            tried += len(groups)
+            failed = [group for group in groups.values() if not any(_noticed(setting, engine, part, c, clean) for c in group)]
+            if failed:
+                ways = ", ".join(" or ".join(control.label for control in group) for group in failed)
+                unnoticed.append(f"omission of {part.name} would go unnoticed: in its place {ways} changed nothing that follows")
     if unnoticed:
         raise Broken("; ".join(unnoticed))
-    parts = len(setting.layout.streams) + len(setting.layout.states)
-    return f"{parts} parts in {tried} ways, at position {length}"
+    return f"{len(parts)} parts, {tried} controls, at position {length}"
 
 
 def _controls(part: Stream | State, right: Look, stale: Look, earlier: Look) -> Iterator[_Control]:
     """Ways to spoil a part, without those that change none of its bytes; if none is left, all its bits inverted."""
     candidates = _of_stream(part, right, stale) if isinstance(part, Stream) else _of_state(part, right, stale, earlier)
-    good = first_rows(part, right.parts[part.name], part.rows(right.position)) if isinstance(part, Stream) else right.parts[part.name]
+    good = (
+        first_rows(part, right.parts[part.name], part.rows(right.position)) if isinstance(part, Stream) else right.parts[part.name]
+    )
     found = [c for c in candidates if c.instead.shape != good.shape or c.instead.tobytes() != good.tobytes()]
     if not found and good.size:
         inverted = np.frombuffer(bytes(255 - byte for byte in good.tobytes()), good.dtype).reshape(good.shape)

@@ -18,6 +18,7 @@ __all__ = [
     "restored_twice",
     "round_trip",
     "shared_prefix",
+    "two_at_once",
 ]
 
 
@@ -67,13 +68,18 @@ def offered_positions(setting: Setting[E]) -> str:
         if not setting.layout.states:  # then every position can be had, and its rows are those that the source holds
             for position in prompts:
                 looks.setdefault(position - 1, setting.look(source, position - 1, observe=False))
-    with setting.engine() as engine:
+    with setting.engine() as used:
         for prompt in prompts:
             expected = prompt - 1 if not setting.layout.states else max((p for p in saved if p < prompt), default=0)
-            setting.promote(engine, setting.tokens[:prompt], expected)
-            if expected:
-                seen = setting.look(engine, expected, observe=False)
-                setting.compare(looks[expected], seen, f"restored for a prompt of {prompt} tokens")
+            with setting.engine() as fresh:
+                for engine in (used, fresh):
+                    setting.promote(engine, setting.tokens[:prompt], expected)
+                    if expected:
+                        seen = setting.look(engine, expected, observe=False)
+                        setting.compare(looks[expected], seen, f"restored for a prompt of {prompt} tokens")
+                # an engine that stands elsewhere goes on from whatever lies there, which is something else in each
+                for one, other in zip(setting.go_on(used, expected), setting.go_on(fresh, expected), strict=True):
+                    setting.compare(one, other, f"a fresh engine and a used one, restored for a prompt of {prompt} tokens")
     return f"prompts of {len(prompts)} lengths, saved at {saved[0]} and {saved[1]}"
 
 
@@ -163,6 +169,29 @@ def shared_prefix(setting: Setting[E]) -> str:
         setting.promote(engine, prompt, parting)
         setting.compare(looks["shared"], setting.look(engine, parting, observe=False), f"what two share that part at {parting}")
     return f"two sessions of {length} tokens that part at {parting}"
+
+
+def two_at_once(setting: Setting[E]) -> str:
+    """Let two engines read two sessions in turns, save them in turns, and each take up the other's."""
+    length, half = setting.length, setting.layout.block_tokens + 1
+    sessions = setting.tokens[:length], setting.other[:length]
+    looks = []
+    for session in sessions:
+        with setting.engine(session[:half], session[half:]) as alone:
+            looks.append(setting.look(alone, length))
+    with setting.engine() as one, setting.engine() as two:
+        for part in (slice(half), slice(half, None)):
+            for engine, session in zip((one, two), sessions, strict=True):
+                setting.driver.feed(engine, session[part])
+        for engine, session, expected in zip((one, two), sessions, looks, strict=True):
+            setting.compare(expected, setting.look(engine, length), "an engine while another one reads something else")
+            setting.save(engine, session)
+        for engine, session in zip((two, one), sessions, strict=True):
+            setting.promote(engine, _joined(session, setting.tokens[-1:]), length)
+        for engine, expected in zip((two, one), looks, strict=True):
+            seen = setting.look(engine, length, observe=False)
+            setting.compare(expected, seen, "an engine that has taken up what another one read")
+    return f"two sessions of {length} tokens in turns, then exchanged"
 
 
 def _joined(*runs: TokenArray) -> TokenArray:

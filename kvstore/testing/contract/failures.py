@@ -81,6 +81,6 @@ def _cut_off(setting: Setting[E], engine: E, place: str) -> None:
                 raise Broken(f"the engine takes a restored prefix without asking for {place}: {error}") from error
     if reused or wrapped.raised is None:
         raise Broken(
-            f"`copy_into` (or `states`) raised at {place}, `apply` returned as if it had not, and the engine stands at {reused} "
-            "with a mixture"
+            f"`copy_into` (or `states`) raised at {place}, and `apply` returned as if it had not: the engine would go on with a "
+            "mixture"
         )

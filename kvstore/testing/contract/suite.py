@@ -30,6 +30,7 @@ CHECKS: dict[str, str] = {
     "restored_twice": "after `apply` the engine must be able to hand out all rows again, restored ones too",
     "overwritten_at_once": "hand out in `capture` only what is in place already: synchronise with the device before it returns",
     "shared_prefix": "rows and states must follow from the tokens before them alone, and from nothing of the engine's past",
+    "two_at_once": "an engine shares no memory with another one; nor do their rows lie in each other's place",
     "capture_in_pieces": "`capture(start, stop)` hands out these rows only, and states only if the engine stands at `stop`",
     "capture_twice": "`capture` must change nothing in the engine",
     "reset_forgets": "`reset` must leave the engine as a new one, whatever happened to it before",
@@ -117,9 +118,7 @@ def contract_checks(driver: EngineDriver[E], *, length: int = 0, seed: int = 0) 
     return tuple(ContractCheck(name, driver, length, seed) for name in CHECKS)
 
 
-def check_engine(
-    driver: EngineDriver[E], *, store_path: str | os.PathLike[str], length: int = 0, seed: int = 0
-) -> ContractReport:
+def check_engine(driver: EngineDriver[E], *, store_path: str | os.PathLike[str], length: int = 0, seed: int = 0) -> ContractReport:
     """Run the whole contract suite against an engine, over a real store.
 
     Parameters

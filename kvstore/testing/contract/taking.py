@@ -31,6 +31,7 @@ def copy_taken(setting: Setting[E], captured: Captured, start: int, stop: int, p
 
 
 def part_bytes(setting: Setting[E], name: str, array: Array, position: int) -> Array:
+    """A part's bytes: a stream's rows below `position`, one a line; a state's in one run."""
     stream = setting.streams.get(name)
     if stream is not None:
         return first_rows(stream, array, stream.rows(position))
@@ -39,11 +40,13 @@ def part_bytes(setting: Setting[E], name: str, array: Array, position: int) -> A
 
 
 def part_span(setting: Setting[E], name: str, start: int, stop: int) -> slice:
+    """Which lines of a part's bytes belong to [start, stop): all of a state's."""
     stream = setting.streams.get(name)
     return slice(None) if stream is None else slice(stream.rows(start), stream.rows(stop))
 
 
 def must_equal(expected: dict[str, Array], seen: dict[str, Array], what: str) -> None:
+    """Refuse parts that differ. Raises Broken, which names them."""
     differing = [name for name, raw in expected.items() if not np.array_equal(raw, seen[name])]
     if differing:
         raise Broken(f"{what}: {', '.join(differing)} differ")

@@ -34,12 +34,15 @@ class Wrapped:
         self.raised: Exception | None = None
 
     def layout(self) -> Layout:
+        """See `Engine.layout`."""
         return self._engine.layout()
 
     def capture(self, start: int, stop: int) -> Captured:
+        """See `Engine.capture`."""
         return self._engine.capture(start, stop)
 
     def apply(self, restored: Restored) -> None:
+        """See `Engine.apply`."""
         self.raised = None
         try:
             self._engine.apply(restored if self._wrap is None else self._wrap(restored))
@@ -48,6 +51,7 @@ class Wrapped:
             raise
 
     def reset(self) -> None:
+        """See `Engine.reset`."""
         self._engine.reset()
 
 
@@ -91,11 +95,13 @@ class Spoiled(_Through):
         self._instead = instead
 
     def copy_into(self, arrays: Mapping[str, StreamArray]) -> None:
+        """See `Restored.copy_into`."""
         super().copy_into(arrays)
         if isinstance(self._part, Stream) and self._part.name in arrays:
             put_rows(self._part, arrays[self._part.name], self._instead)
 
     def states(self) -> dict[str, Array]:
+        """See `Restored.states`."""
         states = super().states()
         if isinstance(self._part, str):
             states[self._part] = self._instead.copy()
@@ -123,6 +129,7 @@ class CutOff(_Through):
         self.reached = False
 
     def copy_into(self, arrays: Mapping[str, StreamArray]) -> None:
+        """See `Restored.copy_into`."""
         if self._part not in arrays:
             super().copy_into(arrays)
             return
@@ -135,6 +142,7 @@ class CutOff(_Through):
         self._raise()
 
     def states(self) -> dict[str, Array]:
+        """See `Restored.states`."""
         if self._part == STATES:
             self._raise()
         return super().states()

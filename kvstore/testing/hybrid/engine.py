@@ -193,7 +193,7 @@ class SyntheticHybrid:
         """Hash a few bytes and all that the engine holds."""
         spans = self.position // POOL
         seen = blake3(struct.pack("<Q", self.position) + head, key=self._key).update(self._rows_seen.digest())
-        for array in (
+        held: tuple[Array, ...] = (
             self._pooled[: spans + 1],
             self._gdn,
             self._conv,
@@ -203,8 +203,9 @@ class SyntheticHybrid:
             self._last_token,
             self._ring[: min(self.position, DRAFTER_WINDOW)],
             self._ring_at,
-        ):
-            seen.update(memoryview(array).cast("B") if array.size else b"")
+        )
+        for array in held:
+            seen.update(array.tobytes())
         return seen
 
     def _step(self, token: int) -> None:
