@@ -3,6 +3,7 @@
 Ships with the library, for authors of adapters; nothing in the library itself imports it.
 """
 
+from kvstore.testing.chat import Conversation, Reply, serve
 from kvstore.testing.contract import (
     CheckResult,
     ContractCheck,
@@ -23,9 +24,11 @@ __all__ = [
     "ContractCheck",
     "ContractError",
     "ContractReport",
+    "Conversation",
     "Difference",
     "EngineDriver",
     "HashEngine",
+    "Reply",
     "SyntheticHybrid",
     "check_engine",
     "contract_checks",
@@ -33,6 +36,7 @@ __all__ = [
     "differences",
     "hybrid_layout",
     "positions_needed",
+    "serve",
     "session_rows",
     "session_states",
     "states_equal",

@@ -9,8 +9,9 @@ import pytest
 from kvstore import KVStoreError, Store
 from kvstore.testing import ContractCheck, ContractError, SyntheticHybrid, check_engine, contract_checks
 
+from .broken import unread
 from .drivers import HYBRID, LAYOUTS, HashDriver, HybridDriver
-from .mutants import GOOD, MUTANTS, unread
+from .mutants import GOOD, MUTANTS
 
 
 @pytest.mark.parametrize("name", GOOD)

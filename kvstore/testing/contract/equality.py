@@ -68,7 +68,7 @@ def offered_positions(setting: Setting[E]) -> str:
         if not setting.layout.states:  # then every position can be had, and its rows are those that the source holds
             for position in prompts:
                 looks.setdefault(position - 1, setting.look(source, position - 1, observe=False))
-    with setting.engine() as used:
+    with setting.engine(setting.other) as used:
         for prompt in prompts:
             expected = prompt - 1 if not setting.layout.states else max((p for p in saved if p < prompt), default=0)
             with setting.engine() as fresh:
