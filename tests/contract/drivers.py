@@ -11,6 +11,8 @@ from kvstore import Layout, State, Stream
 from kvstore.ids import TokenArray
 from kvstore.testing import HashEngine, SyntheticHybrid
 
+from .broken import ExtensionTypes
+
 Arrays: TypeAlias = Mapping[str, Any]
 
 PLAIN = Layout(
@@ -25,6 +27,12 @@ HYBRID = Layout(
     model="hybrid",
 )
 RECURRENT = Layout((), (State("r", "f32", (64,)), State("conv", "u16", (3, 4))), block_tokens=16, model="recurrent")
+EXTENSION = Layout(
+    (Stream("k", "bf16", (2, 8), 1), Stream("v", "f8_e4m3", (12,)), Stream("pool", "bf16", (4,), 0, 8)),
+    (State("r", "bf16", (30,)), State("window", "f8_e4m3", (3, 7), (1,))),
+    block_tokens=16,
+    model="extension",
+)
 LAYOUTS = {"plain": PLAIN, "hybrid": HYBRID, "recurrent": RECURRENT}
 
 
@@ -60,7 +68,7 @@ class HashDriver:
 
     def parts(self, engine: HashEngine, length: int) -> Arrays:
         """Views of the engine's own arrays."""
-        return {**engine.streams, **engine.states}
+        return engine.typed() if isinstance(engine, ExtensionTypes) else {**engine.streams, **engine.states}
 
     def observe(self, engine: HashEngine) -> bytes:
         """What it would say next."""

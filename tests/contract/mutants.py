@@ -16,10 +16,12 @@ from .broken import (
     Deaf,
     DropsAWholeLastBlock,
     DropsTheTail,
+    ExtensionTypes,
     GoesToTheSavedEnd,
     HandsOutViews,
     HiddenCounter,
     IgnoresTheStart,
+    InPages,
     KeepsAMixture,
     KeepsStatesAtReset,
     KeepsStatesAtResetAfterARestore,
@@ -44,7 +46,7 @@ from .broken import (
     unread,
 )
 from .broken_hybrids import DeadKeyElsewhere, UnreadDrafter, Unshifted, forgetful_hybrid
-from .drivers import HYBRID, PLAIN, RECURRENT, HashDriver, HybridDriver
+from .drivers import EXTENSION, HYBRID, PLAIN, RECURRENT, HashDriver, HybridDriver
 
 __all__ = ["GOOD", "MUTANTS", "Mutant"]
 
@@ -69,6 +71,8 @@ GOOD: dict[str, EngineDriver[Any]] = {
     "views": _hash(HandsOutViews, PLAIN),
     "views with states": _hash(HandsOutViews),
     "part by part": _hash(PartByPart),
+    "pages": _hash(InPages),
+    "extension types": _hash(ExtensionTypes, EXTENSION),
 }
 
 _FRESH = "a fresh engine after a restore: at position"
