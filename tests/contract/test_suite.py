@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvstore import KVStoreError, Store
 from kvstore.testing import ContractCheck, ContractError, SyntheticHybrid, check_engine, contract_checks
+from kvstore.testing.contract.suite import CHECKS
 
 from .broken import unread
 from .drivers import HYBRID, LAYOUTS, HashDriver, HybridDriver
@@ -65,3 +67,16 @@ def test_another_length_and_seed(name: str, tmp_path: Path) -> None:
     check_engine(driver, store_path=tmp_path / "s", length=34, seed=7).raise_for_failures()
     with pytest.raises(ValueError, match="at least 34"):
         check_engine(driver, store_path=tmp_path / "s", length=33)
+
+
+def test_each_check_can_fail() -> None:
+    """There is a broken engine for each check of the suite."""
+    assert {mutant.check for mutant in MUTANTS.values()} == set(CHECKS)
+
+
+@pytest.mark.parametrize("block_tokens", [1, 2, 3, 24])
+def test_blocks_of_other_sizes(block_tokens: int, tmp_path: Path) -> None:
+    """The suite holds for blocks of one position, and for blocks that are no power of two."""
+    streams = tuple(stream for stream in HYBRID.streams if block_tokens % stream.tokens_per_row == 0)
+    layout = replace(HYBRID, streams=streams, block_tokens=block_tokens)
+    check_engine(HashDriver(layout), store_path=tmp_path / "s").raise_for_failures()
