@@ -222,7 +222,7 @@ class Lease:
     def copy_into(
         self, arrays: Mapping[str, StreamArray], *, start: int = 0, stop: int | None = None, threads: int | None = None
     ) -> None:
-        """Copy rows of positions [start, stop) of every named stream into the caller's arrays, checking every byte in the same pass.
+        """Copy rows of positions [start, stop) of each named stream into the caller's arrays, checking every byte in the same pass.
 
         So a session can go through a buffer that is smaller than it, piece by piece; a piece costs what it holds, however long
         the session is. Blocks are checked whole: what is wrong with the last block of the range behind `stop` is met as well.
