@@ -102,7 +102,7 @@ class _Talk:
         """Promote a prompt, let the model read the rest of it, and cascade."""
         reused = self._tier.promote(prompt) if self.prompts else 0
         if reused != expected:
-            raise AssertionError(f"promoted {reused} tokens, expected {expected}: {self._tier.stats}")
+            raise AssertionError(f"promoted {reused} tokens, expected {expected}")
         self.cascade(prompt)
 
     def cascade(self, prompt: Array) -> None:
@@ -121,7 +121,8 @@ class _Talk:
         durable = time.perf_counter()
         handed = written()[1] - handed
         if result.missed or result.stored_tokens != before or self._tier.stats.save_misses:
-            raise AssertionError(f"a cascade of {prompt.size} tokens: {result}, {self._tier.stats}")
+            what = result.missed or f"{result.stored_tokens} tokens were stored before, {self._tier.stats.save_misses} saves missed"
+            raise AssertionError(f"a cascade of {prompt.size} tokens was to add to {before}: {what}")
         plain = plain or self._write(before, prompt.size)
         kept.saved += 1
         kept.all_bytes += states
