@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benches.conversation import Conversation, Kept, talk
+from benches.conversation import Conversation, Kept, room, talk
 from benches.harness import Bench, Cell, Context, Needs, Outcome, Plot, Seconds, Size, Table, Target, median, pairs, quantile
 from benches.hybrids import Hybrid, HybridEngine
 from benches.sessions import Array, bytes_of, random_tokens, touched
@@ -56,8 +56,9 @@ def _largest(plan: _Plan) -> tuple[int, int]:
 def _needs(size: Size) -> Needs:
     plan = _SIZES[size]
     rows, states = _largest(plan)
-    talked = plan.talk.turns * 2 * states + 4 * rows
-    return Needs(disk=max(4 * (rows + states), talked) + (512 << 20), memory=6 * (rows + states) + (1 << 30))
+    stores = [room(plan.talk, model, branches=False) for model in plan.models] + [room(plan.talk, plan.models[0], branches=True)]
+    disk = max(3 * (rows + states) + (256 << 20), max(stores) + states + rows)
+    return Needs(disk=disk, memory=6 * (rows + states) + (1 << 30))
 
 
 class _Plain:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benches.__main__ import main
-from benches.harness import Target, quantile
+from benches.harness import Context, Size, Target, pairs, quantile
 from benches.report.numbers import is_ratio
 from benches.workloads import BENCHES
 
@@ -139,6 +140,36 @@ def test_interrupt_leaves_nothing(name: str, children: int, number: int, tmp_pat
     while any(Path(f"/proc/{child}").exists() for child in started):  # one that was only starting ends when its stdin does
         assert time.monotonic() < deadline + 40, f"left behind: {started}"
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("size", "says"),
+    [
+        ("full", r"all benchmarks at full size; up to (\d+) GB of disk and (\d+) GB of memory"),
+        ("quick", r"up to (\d+) GB of disk and of memory"),
+    ],
+)
+def test_readme_says_what_all_needs(size: Size, says: str) -> None:
+    """The README's figures for `all` are what its benchmarks ask for, rounded up."""
+    needs = [bench.needs(size) for bench in BENCHES.values() if not bench.apart]
+    found = re.search(says, (ROOT / "README.md").read_text())
+    assert found is not None
+    disk, memory = int(found[1]), int(found[found.re.groups])
+    assert disk - 1 < max(need.disk for need in needs) / 1e9 <= disk
+    assert memory - 1 < max(need.memory for need in needs) / 1e9 <= memory
+
+
+def test_short_rounds_are_not_a_line_each(tmp_path: Path) -> None:
+    """Progress is said of the first round, the last, and in between once a second; every round is noted."""
+    said: list[str] = []
+    noted: list[int] = []
+    context = Context(tmp_path, "smallest", said.append, note=lambda what, seconds: noted.append(len(seconds["a"])))
+    seconds = pairs(context, "x", 50, {"a": lambda: 1.0, "b": lambda: None})
+    assert said[0].startswith("x: 1 of 50")
+    assert said[-1] == "x: 50 of 50"
+    assert len(said) < 25
+    assert noted == list(range(1, 51))
+    assert seconds["a"] == [1.0] * 50
 
 
 def test_targets_know_their_side() -> None:
