@@ -63,7 +63,7 @@ def test_report_of_all(kept: Path, tmp_path: Path, capsys: Capture) -> None:
         path.write_text(path.read_text().replace('"size": "smallest"', '"size": "full"', 1))
         if path.name.startswith("cold-"):
             record = json.loads(path.read_text())
-            record["machine"]["device"] = "another disk"
+            record["machine"] |= {"device": "another disk", "source": "an older one"}
             (kept / f"elsewhere-{path.name}").write_text(json.dumps(record))
     readme = tmp_path / "README.md"
     readme.write_text("<!-- measured:begin -->\n<!-- measured:end -->\n<!-- demo:begin -->\n<!-- demo:end -->\n")
@@ -75,6 +75,7 @@ def test_report_of_all(kept: Path, tmp_path: Path, capsys: Capture) -> None:
     assert "of the same as a new session, durable" in text
     assert "\n| the same, cold |" in text
     assert " on another disk | " in text
+    assert "They are of 2 versions of the code" in text
 
 
 def test_list_names_all(capsys: Capture) -> None:
