@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import signal
 import sys
@@ -74,6 +75,18 @@ class _Channel:
         self.send("note", [what, seconds])
 
 
+class _Logged(logging.Handler):
+    """Keeps the last fault that the library logged: a tier counts it and goes on, where a workload then finds something missing."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.last = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.last = record.getMessage()
+        print(f"{record.levelname} {record.name}: {self.last}", file=sys.stderr)
+
+
 def _plain(value: Any) -> Any:
     """numpy's numbers as JSON's."""
     if hasattr(value, "item"):
@@ -96,7 +109,8 @@ def _main(text: str) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, _interrupt)  # who started the runner may have it ignored
     _die_with(request.runner)
-    channel = _Channel(request.channel)
+    channel, logged = _Channel(request.channel), _Logged()
+    logging.getLogger("kvstore").addHandler(logged)
     outcome = Outcome()
     try:
         trace = None if request.trace is None else Path(request.trace)
@@ -109,7 +123,8 @@ def _main(text: str) -> int:
         return 1
     except BaseException as error:
         channel.send("outcome", results.encode(outcome))
-        channel.send("failure", "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}")
+        why = f"{type(error).__name__}: {error}" + (f"; kvstore logged: {logged.last}" if logged.last else "")
+        channel.send("failure", "interrupted" if isinstance(error, KeyboardInterrupt) else why)
         channel.send("traceback", traceback.format_exc())
         return 1
     return 0

@@ -17,7 +17,7 @@ from benches.sessions import Array, bytes_of, random_tokens
 from benches.written import written
 from kvstore import SessionTier, Store
 
-__all__ = ["Conversation", "Kept", "talk"]
+__all__ = ["Conversation", "Kept", "room", "talk"]
 
 _PIECE = 8 << 20
 
@@ -102,7 +102,7 @@ class _Talk:
         """Promote a prompt, let the model read the rest of it, and cascade."""
         reused = self._tier.promote(prompt) if self.prompts else 0
         if reused != expected:
-            raise AssertionError(f"promoted {reused} tokens, expected {expected}: {self._tier.stats}")
+            raise AssertionError(f"promoted {reused} tokens, expected {expected}")
         self.cascade(prompt)
 
     def cascade(self, prompt: Array) -> None:
@@ -121,7 +121,8 @@ class _Talk:
         durable = time.perf_counter()
         handed = written()[1] - handed
         if result.missed or result.stored_tokens != before or self._tier.stats.save_misses:
-            raise AssertionError(f"a cascade of {prompt.size} tokens: {result}, {self._tier.stats}")
+            what = result.missed or f"{result.stored_tokens} tokens were stored before, {self._tier.stats.save_misses} saves missed"
+            raise AssertionError(f"a cascade of {prompt.size} tokens was to add to {before}: {what}")
         plain = plain or self._write(before, prompt.size)
         kept.saved += 1
         kept.all_bytes += states
@@ -164,13 +165,18 @@ class _Talk:
         self.kept.file_bytes = stats.file_bytes
 
 
+def room(plan: Conversation, model: Hybrid, *, branches: bool) -> int:
+    """Bytes of a store that such a conversation fits into."""
+    states = sum(state.max_bytes for state in model.layout().states)
+    rows = int(model.layout().token_bytes * plan.longest)
+    return int(1.5 * ((2 * plan.turns if branches else 4) * states + (3 if branches else 1) * rows)) + (128 << 20)
+
+
 def talk(context: Context, plan: Conversation, model: Hybrid, *, branches: bool) -> Kept:
     """Hold a conversation in which the client sends the reasoning back, or hides it, so that each turn branches off."""
     kept = Kept("hides the reasoning" if branches else "sends all back", branches, plan.turns)
     directory = context.scratch / "talk"
-    largest = sum(s.max_bytes for s in model.layout().states)
-    rows = int(model.layout().token_bytes * plan.longest)
-    cap = int(1.5 * ((2 * plan.turns if branches else 4) * largest + (3 if branches else 1) * rows)) + (128 << 20)
+    cap = room(plan, model, branches=branches)
     engine = HybridEngine(model, plan.longest)
     with Store.open(directory, max_bytes=cap) as store, SessionTier(store, engine) as tier:
         one = _Talk(tier, engine, context.scratch / "plain", kept)
@@ -188,7 +194,7 @@ def talk(context: Context, plan: Conversation, model: Hybrid, *, branches: bool)
                 f"a client that {kept.client}, turn {turn + 1} of {plan.turns}"
                 + (f", about {left:.0f} s left" if left >= 1 else "")
             )
-            context.note(f"cascades, {kept.client}, {largest / 1e6:.0f} MB", {"kvstore": kept.durable, "plain": kept.plain})
+            context.note(f"cascades, {kept.client}, {kept.checkpoint / 1e6:.0f} MB", {"kvstore": kept.durable, "plain": kept.plain})
         one.account(store)
     shutil.rmtree(directory)
     return kept

@@ -130,7 +130,7 @@ class Page:
                 yield _table(_TARGET_HEADS, [_target_row(t, shown) for t in run.outcome.targets])
             for table in run.outcome.tables:
                 yield from _result(table, shown)
-            if any(not t.met for t in run.outcome.targets) and not bench.behind:
+            if run.size == "full" and any(not t.met for t in run.outcome.targets) and not bench.behind:
                 yield "**A target is missed, and no analysis of the reason is written yet.**"
             if run.failure is not None:
                 yield from _measured_so_far(run)
@@ -141,7 +141,7 @@ class Page:
                 if self.drawn:
                     yield f"![{plot.title}]({self.folder}/{name})"
         if bench.behind:
-            yield f"**Where kvstore is behind, and why.** {bench.behind.strip()}"
+            yield f"**Where kvstore is behind in the tables above, and why.** {bench.behind.strip()}"
 
     def _run_line(self, shown: Shown) -> str:
         run = shown.run

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -141,6 +142,17 @@ def test_exception_costs_one_result(tmp_path: Path) -> None:
     assert "kernel.py" in said
     assert "kernel broke off" not in printed
     assert set(records(tmp_path)) == {"match"}  # the other had measured nothing
+    assert no_scratch(tmp_path)
+
+
+def test_fault_that_the_library_only_logged_is_told(tmp_path: Path) -> None:
+    """A save behind a cascade that the disk refuses is logged and counted; the workload that misses it says what was logged."""
+    with running(tmp_path, "hybrid", limit=20 << 20) as process:
+        _, said = process.communicate(timeout=_PATIENCE)
+    assert process.returncode == 1, said
+    assert re.search("hybrid broke off: AssertionError: a cascade of .*; kvstore logged: .* DiskError", said), said
+    record = records(tmp_path)["hybrid"]
+    assert record["targets"], "what was measured before is lost"
     assert no_scratch(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benches.__main__ import main
-from benches.harness import Target, quantile
+from benches.harness import Context, Size, Target, pairs, quantile
 from benches.report.numbers import is_ratio
 from benches.workloads import BENCHES
 
@@ -62,7 +63,7 @@ def test_report_of_all(kept: Path, tmp_path: Path, capsys: Capture) -> None:
         path.write_text(path.read_text().replace('"size": "smallest"', '"size": "full"', 1))
         if path.name.startswith("cold-"):
             record = json.loads(path.read_text())
-            record["machine"]["device"] = "another disk"
+            record["machine"] |= {"device": "another disk", "source": "an older one"}
             (kept / f"elsewhere-{path.name}").write_text(json.dumps(record))
     readme = tmp_path / "README.md"
     readme.write_text("<!-- measured:begin -->\n<!-- measured:end -->\n<!-- demo:begin -->\n<!-- demo:end -->\n")
@@ -74,6 +75,7 @@ def test_report_of_all(kept: Path, tmp_path: Path, capsys: Capture) -> None:
     assert "of the same as a new session, durable" in text
     assert "\n| the same, cold |" in text
     assert " on another disk | " in text
+    assert "They are of 2 versions of the code" in text
 
 
 def test_list_names_all(capsys: Capture) -> None:
@@ -139,6 +141,36 @@ def test_interrupt_leaves_nothing(name: str, children: int, number: int, tmp_pat
     while any(Path(f"/proc/{child}").exists() for child in started):  # one that was only starting ends when its stdin does
         assert time.monotonic() < deadline + 40, f"left behind: {started}"
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("size", "says"),
+    [
+        ("full", r"all benchmarks at full size; up to (\d+) GB of disk and (\d+) GB of memory"),
+        ("quick", r"up to (\d+) GB of disk and of memory"),
+    ],
+)
+def test_readme_says_what_all_needs(size: Size, says: str) -> None:
+    """The README's figures for `all` are what its benchmarks ask for, rounded up."""
+    needs = [bench.needs(size) for bench in BENCHES.values() if not bench.apart]
+    found = re.search(says, (ROOT / "README.md").read_text())
+    assert found is not None
+    disk, memory = int(found[1]), int(found[found.re.groups])
+    assert disk - 1 < max(need.disk for need in needs) / 1e9 <= disk
+    assert memory - 1 < max(need.memory for need in needs) / 1e9 <= memory
+
+
+def test_short_rounds_are_not_a_line_each(tmp_path: Path) -> None:
+    """Progress is said of the first round, the last, and in between once a second; every round is noted."""
+    said: list[str] = []
+    noted: list[int] = []
+    context = Context(tmp_path, "smallest", said.append, note=lambda what, seconds: noted.append(len(seconds["a"])))
+    seconds = pairs(context, "x", 50, {"a": lambda: 1.0, "b": lambda: None})
+    assert said[0].startswith("x: 1 of 50")
+    assert said[-1] == "x: 50 of 50"
+    assert len(said) < 25
+    assert noted == list(range(1, 51))
+    assert seconds["a"] == [1.0] * 50
 
 
 def test_targets_know_their_side() -> None:
