@@ -84,9 +84,10 @@ def test_cells_out_of_order_come_out_in_order(make: Make, tokens: list[int], mon
     orders: list[Any] = []
     check = Frame.check
 
-    def spy(*arguments: Any) -> Any:
-        orders.append(check(*arguments))
-        return orders[-1]
+    def spy(*arguments: Any, **named: Any) -> Any:
+        found = check(*arguments, **named)
+        orders.append(found["rows"])
+        return found
 
     monkeypatch.setattr(Frame, "check", spy)
     for settings in CONFIGURATIONS[:2]:
