@@ -148,7 +148,7 @@ class _DeviceCopy(Work):
             self._settle([event for _, event in ring])
             for buffer in buffers:
                 (self._staging.give if quiet else self._staging.retire)(buffer)
-        self.source.restored(self.streams)
+        self.source.restored(self.streams, self.source.length)
 
     def _copy_all(self, ring: list[tuple[StagingBuffer, CudaEvent]]) -> None:
         count = 0

@@ -43,6 +43,7 @@ class Filler:
         rows: Sequence[Rows],
         *,
         blocks: slice = slice(None),
+        tokens: int | None = None,
         used: bool = True,
         progress: npt.NDArray[np.int32] | None = None,
         stop: npt.NDArray[np.int32] | None = None,
@@ -56,6 +57,9 @@ class Filler:
             One for each stream of the layout, in its order; `Rows.skip` for those that are not wanted.
         blocks : slice
             Which blocks of the lease, by index, without a step. Row 0 of the arrays is the first row of the first of them.
+        tokens : int, optional
+            How many positions to copy, counted from the start of the first of these blocks; by default all that the lease has of
+            them. The last block is checked whole even so.
         used : bool
             False checks without copying anything; the arrays then need room for one row.
         progress, stop : int32 array, optional
@@ -84,16 +88,16 @@ class Filler:
             return True
         located = self._located.part(chosen.start, chosen.stop)
         first = located.start - located.start[0]
-        none = np.zeros_like(first)
+        copied = np.zeros_like(first) if not used else located.used if tokens is None else np.minimum(located.used, tokens - first)
         if self._direct is None:
             # once for the lease: what is copied stream by stream is restored once, not as often as there are streams
             self._direct = self._scope.store.past_cache(self._located.ids)
         return self._restore(
             located,
             rows,
-            first if used else none,
+            first if used else copied,
             located.held,
-            located.used if used else none,
+            copied,
             direct=self._direct[chosen.start : chosen.stop],
             progress=progress,
             stop=stop,

@@ -219,32 +219,45 @@ class Lease:
         """
         return map_blocks(self._scope, self._open(), self._located, self._filler)
 
-    def copy_into(self, arrays: Mapping[str, StreamArray], *, threads: int | None = None) -> None:
-        """Copy rows [0, length) of every named stream into the caller's arrays, checking every byte in the same pass.
+    def copy_into(
+        self, arrays: Mapping[str, StreamArray], *, start: int = 0, stop: int | None = None, threads: int | None = None
+    ) -> None:
+        """Copy rows of positions [start, stop) of every named stream into the caller's arrays, checking every byte in the same pass.
+
+        So a session can go through a buffer that is smaller than it, piece by piece; a piece costs what it holds, however long
+        the session is. Blocks are checked whole: what is wrong with the last block of the range behind `stop` is met as well.
 
         Parameters
         ----------
         arrays : mapping of str to ndarray or Paged
             Any of the layout's streams. Each has the stream's shape and view dtype, any strides, and along its token axis
-            at least the rows of `length` positions; rows behind those are left alone. Not overlapping. In pages, likewise.
+            at least the rows of the range; index 0 is the row of `start`, and rows behind those of the range are left alone. Not
+            overlapping. In pages, likewise: the first slot is that of the row of `start`.
+        start : int
+            First position, a multiple of `layout.block_tokens`.
+        stop : int, optional
+            Position behind the last, at most `length`, which is the default. Of a stream with a row for several positions, those
+            rows are copied whose positions all lie in the range.
         threads : int, optional
             Threads to copy with; by default one for each processor, at most 8. The GIL is released.
 
         Raises
         ------
         ArrayError
-            When an array doesn't fit, before a byte moves.
+            When an array doesn't fit, or the range, before a byte moves.
         BlockDamaged
             When a byte isn't what was saved. The arrays' contents are undefined then, and the block is refused from now on.
         LeaseClosedError
             After the lease has ended.
         """
-        self._open()
-        self._filler.rows(self._destinations(arrays), threads=threads)
-        named = [stream for name, (_, stream) in self._streams.items() if name in arrays]
-        self._scope.store.counters.restored_bytes += sum(s.rows(self.length) * s.row_bytes for s in named)
+        source = self._source()
+        blocks, tokens = self._range(start, stop)
+        self._filler.rows(self._destinations(arrays, tokens), blocks=blocks, tokens=tokens, threads=threads)
+        source.restored((stream for name, (_, stream) in self._streams.items() if name in arrays), tokens)
 
-    def start_copy(self, arrays: Mapping[str, StreamArray], *, threads: int | None = None) -> Transfer:
+    def start_copy(
+        self, arrays: Mapping[str, StreamArray], *, start: int = 0, stop: int | None = None, threads: int | None = None
+    ) -> Transfer:
         """Do the same as `copy_into` on a thread of its own, stream after stream in layout order.
 
         So an engine can start on the first layers while the others come. The arrays belong to the transfer until it is over:
@@ -253,7 +266,7 @@ class Lease:
 
         Parameters
         ----------
-        arrays, threads
+        arrays, start, stop, threads
             As for `copy_into`.
 
         Returns
@@ -264,13 +277,15 @@ class Lease:
         Raises
         ------
         ArrayError
-            When an array doesn't fit, before a byte moves. What happens later is raised by the transfer.
+            When an array doesn't fit, or the range, before a byte moves. What happens later is raised by the transfer.
         LeaseClosedError
             After the lease has ended.
         """
         source = self._source()
-        rows = self._destinations(arrays)
-        return start_copy(source, rows, [i for name, (i, _) in self._streams.items() if name in arrays], threads)
+        blocks, tokens = self._range(start, stop)
+        rows = self._destinations(arrays, tokens)
+        named = [i for name, (i, _) in self._streams.items() if name in arrays]
+        return start_copy(source, rows, named, blocks, tokens, threads)
 
     def to_device(
         self,
@@ -323,16 +338,26 @@ class Lease:
     def _source(self) -> Source:
         return Source(self._scope, self._open(), self._filler, self._located, self.length)
 
-    def _destinations(self, arrays: Mapping[str, StreamArray]) -> list[Rows]:
+    def _range(self, start: int, stop: int | None) -> tuple[slice, int]:
+        """Which blocks hold the positions [start, stop), and how many positions those are."""
+        stop, step = self.length if stop is None else stop, self._scope.layout.block_tokens
+        if start % step or not 0 <= start <= stop <= self.length:
+            raise ArrayError(
+                f"positions [{start}, {stop}) asked for: expected a range within [0, {self.length}), what the lease holds, that "
+                f"starts at a multiple of {step}, the tokens of a block"
+            )
+        return slice(start // step, -(-stop // step)), stop - start
+
+    def _destinations(self, arrays: Mapping[str, StreamArray], tokens: int) -> list[Rows]:
         check_named(self._scope.layout, arrays, all_of_them=False)
         rows = []
         for name, (_, stream) in self._streams.items():
             array = arrays.get(name)
             if array is not None:
-                check_rows(stream, array, self.length, exact=False)
+                check_rows(stream, array, tokens, exact=False)
                 if not writeable(array):
                     raise ArrayError(f"stream {name!r}: the destination is read-only")
-            if array is None or not stream.rows(self.length):
+            if array is None or not stream.rows(tokens):
                 rows.append(Rows.skip(row_bytes=stream.row_bytes, tokens_per_row=stream.tokens_per_row))
                 continue
             rows.append(rows_of(stream, array))

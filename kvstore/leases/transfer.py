@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
@@ -62,9 +62,9 @@ class Source:
         """Rows for a copy that leaves all streams out."""
         return [Rows.skip(row_bytes=s.row_bytes, tokens_per_row=s.tokens_per_row) for s in self.scope.layout.streams]
 
-    def restored(self, streams: Sequence[Stream]) -> None:
-        """Count what was copied."""
-        self.scope.store.counters.restored_bytes += sum(s.rows(self.length) * s.row_bytes for s in streams)
+    def restored(self, streams: Iterable[Stream], tokens: int) -> None:
+        """Count what was copied: so many positions of these streams."""
+        self.scope.store.counters.restored_bytes += sum(s.rows(tokens) * s.row_bytes for s in streams)
 
 
 class Work:
@@ -303,10 +303,13 @@ class Transfer:
 class _HostCopy(Work):
     """Streams into the caller's arrays, by one call of the kernel, which tells of each stream as soon as it is in place."""
 
-    def __init__(self, source: Source, rows: Sequence[Rows], named: Sequence[int], threads: int | None) -> None:
+    def __init__(
+        self, source: Source, rows: Sequence[Rows], named: Sequence[int], blocks: slice, tokens: int, threads: int | None
+    ) -> None:
         layout = source.scope.layout
         super().__init__(source, [layout.streams[i] for i in named])
         self._rows: list[Rows] = list(rows)
+        self._blocks, self._tokens = blocks, tokens
         self._index = {layout.streams[i].name: i for i in named}
         self._progress = np.zeros(len(self._rows), np.int32)
         for index in named:
@@ -317,9 +320,16 @@ class _HostCopy(Work):
 
     def copy(self) -> None:
         """See `Work.copy`."""
-        if not self.source.filler.rows(self._rows, progress=self._progress, stop=self._stop_flag, threads=self._threads):
+        if not self.source.filler.rows(
+            self._rows,
+            blocks=self._blocks,
+            tokens=self._tokens,
+            progress=self._progress,
+            stop=self._stop_flag,
+            threads=self._threads,
+        ):
             self.check_stop()
-        self.source.restored(self.streams)
+        self.source.restored(self.streams, self._tokens)
 
     def ended(self) -> None:
         """See `Work.ended`."""
@@ -357,7 +367,9 @@ class _HostCopy(Work):
         self._rows = []
 
 
-def start_copy(source: Source, rows: Sequence[Rows], named: Sequence[int], threads: int | None) -> Transfer:
+def start_copy(
+    source: Source, rows: Sequence[Rows], named: Sequence[int], blocks: slice, tokens: int, threads: int | None
+) -> Transfer:
     """Start copying streams into arrays.
 
     Parameters
@@ -368,7 +380,7 @@ def start_copy(source: Source, rows: Sequence[Rows], named: Sequence[int], threa
         One for each stream of the layout; skipped where it isn't wanted or has no rows yet.
     named : sequence of int
         The streams that were asked for, ascending.
-    threads : int or None
+    blocks, tokens, threads
         As for `Filler.rows`.
 
     Raises
@@ -380,7 +392,7 @@ def start_copy(source: Source, rows: Sequence[Rows], named: Sequence[int], threa
         check_destinations(rows)
     except ValueError as error:
         raise ArrayError(f"the destinations cannot be written: {error}") from error
-    work = _HostCopy(source, rows, named, threads)
+    work = _HostCopy(source, rows, named, blocks, tokens, threads)
     work.start()
     return Transfer(work)
 

@@ -42,12 +42,28 @@ class Restored(Protocol):
     def tokens(self) -> TokenArray:
         """The token ids of those positions, uint32[length]."""
 
-    def copy_into(self, arrays: Mapping[str, StreamArray]) -> None:
-        """Copy rows [0, length) of every named stream into the arrays, validating every byte in the same pass.
+    def copy_into(self, arrays: Mapping[str, StreamArray], *, start: int = 0, stop: int | None = None) -> None:
+        """Copy the rows of positions [start, stop) of every named stream into the arrays, validating every byte in the same pass.
 
-        Each array has the stream's shape and view dtype, any strides, and along its token axis at least the rows of
-        `length` positions. Raises BlockDamaged when a byte is wrong; the contents of the arrays are undefined then, and the
-        engine must let the error pass.
+        A prefix may be taken in several ranges, in any order, through arrays that hold one of them at a time.
+
+        Parameters
+        ----------
+        arrays : mapping of str to ndarray or Paged
+            Each has the stream's shape and view dtype, any strides, and along its token axis at least the rows of the range,
+            from index 0 on. In pages, the first slot is that of the row of `start`.
+        start : int
+            First position, a multiple of the layout's `block_tokens`.
+        stop : int, optional
+            Position behind the last; `length` by default. A row that stands for several positions is copied if they all lie in
+            the range.
+
+        Raises
+        ------
+        BlockDamaged
+            When a byte is wrong; the contents of the arrays are undefined then, and the engine must let the error pass.
+        ArrayError
+            When an array or the range doesn't fit.
         """
 
     def states(self) -> dict[str, Array]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
-from kvstore.arrays import Array, StreamArray
 from kvstore.errors import (
     ArrayError,
     BlockDamaged,
@@ -19,12 +17,12 @@ from kvstore.errors import (
     StoreClosedError,
 )
 from kvstore.ids import TokenArray, Tokens, as_tokens, token_bytes
-from kvstore.layout import Layout
-from kvstore.leases import Lease, open_lease
+from kvstore.leases import open_lease
 from kvstore.saving import stored_prefix
 from kvstore.store import Namespace, Store
 from kvstore.tier.behind import WriteBehind
 from kvstore.tier.capture import Capturer
+from kvstore.tier.handed import Handed
 from kvstore.tier.protocol import Engine
 from kvstore.tier.stats import TierCounters, TierStats
 
@@ -56,47 +54,6 @@ class CascadeResult:
     stored_tokens: int
     captured_tokens: int
     missed: str
-
-
-class _Handed:
-    """What an engine's `apply` is given: a lease behind the `Restored` protocol, noting what was taken."""
-
-    def __init__(self, lease: Lease, layout: Layout) -> None:
-        self._lease = lease
-        self._left = {stream.name for stream in layout.streams}
-        self._states_left = bool(layout.states)
-        self._damage: BlockDamaged | None = None
-        self.length = lease.length
-        self.tokens: TokenArray = lease.tokens
-
-    def copy_into(self, arrays: Mapping[str, StreamArray]) -> None:
-        try:
-            self._lease.copy_into(arrays)
-        except BlockDamaged as error:
-            self._damage = error
-            raise
-        self._left -= set(arrays)
-
-    def states(self) -> dict[str, Array]:
-        try:
-            states = self._lease.states()
-        except BlockDamaged as error:
-            self._damage = error
-            raise
-        self._states_left = False
-        return states
-
-    def check_taken(self) -> None:
-        if self._damage is not None:
-            raise EngineError(
-                "the engine went on after it was told of damaged bytes: `apply` must let the error pass"
-            ) from self._damage
-        if self._left or self._states_left:
-            what = sorted(self._left) + (["states"] if self._states_left else [])
-            raise EngineError(
-                f"the engine took a restored prefix without {what}: it would go on with a mixture. "
-                "`apply` must copy every stream and take the states, if the layout has any"
-            )
 
 
 class SessionTier:
@@ -204,7 +161,7 @@ class SessionTier:
                 if lease.length >= shorter:
                     raise KVStoreError(f"damage was met and the same {lease.length} tokens are offered again")
                 shorter = lease.length
-                handed = _Handed(lease, self._namespace.layout)
+                handed = Handed(lease, self._namespace.layout)
                 try:
                     self._engine.apply(handed)
                     handed.check_taken()

@@ -44,15 +44,18 @@ class Snapshot:
         """Their ids."""
         return self._tokens
 
-    def copy_into(self, arrays: Mapping[str, StreamArray]) -> None:
+    def copy_into(self, arrays: Mapping[str, StreamArray], *, start: int = 0, stop: int | None = None) -> None:
         """Copy everything, or some of it and then raise."""
+        stop = self.length if stop is None else stop
+        assert start % self._layout.block_tokens == 0
+        assert 0 <= start <= stop <= self.length
         for number, stream in enumerate(self._layout.streams):
             if self.damaged and number == len(self._layout.streams) // 2:
                 raise BlockDamaged("a byte is wrong")
             target = arrays[stream.name]
             assert isinstance(target, np.ndarray)
-            stream.check_array(target, self.length, exact=False)
-            target[...] = self.rows[stream.name]
+            stream.check_array(target, stop - start)
+            target[...] = np.take(self.rows[stream.name], range(start, stop), axis=stream.token_axis)
 
     def states(self) -> dict[str, Any]:
         """There are none."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from kvstore import Captured, Layout, Restored, State, Stream
 from kvstore.errors import BlockDamaged
@@ -69,6 +71,31 @@ class Forgetful(HashEngine):
         if self.forgets != "states":
             self.states = restored.states()
         self.position = restored.length
+
+
+class Piecewise(HashEngine):
+    """Takes a restored prefix in ranges, through arrays that hold one of them."""
+
+    def __init__(self, layout: Layout, ranges: Sequence[tuple[int, int]], names: Sequence[str] | None = None) -> None:
+        super().__init__(layout)
+        self.ranges = tuple(ranges)
+        self.names = tuple(self.streams) if names is None else tuple(names)  # of the streams that are taken so; the others whole
+
+    def apply(self, restored: Restored) -> None:
+        """Copy the ranges in their order."""
+        restored.copy_into({name: array for name, array in self.streams.items() if name not in self.names})
+        for start, stop in self.ranges:
+            part = {
+                s.name: np.zeros(s.array_shape(stop - start), s.view_dtype) for s in self._layout.streams if s.name in self.names
+            }
+            restored.copy_into(part, start=start, stop=stop)
+            for stream in self._layout.streams:
+                if stream.name in part:
+                    span = slice(start // stream.tokens_per_row, stop // stream.tokens_per_row)
+                    self.streams[stream.name][(slice(None),) * stream.token_axis + (span,)] = part[stream.name]
+        self.states = restored.states()
+        self.position = restored.length
+        self._reread()
 
 
 class BadCapture(HashEngine):

@@ -16,7 +16,7 @@ from kvstore.errors import ArrayError, BlockDamaged, EngineError, StoreClosedErr
 from kvstore.testing import HashEngine
 from tests.support import CAP, child_at, data_file, flip, stop
 
-from .engines import HYBRID, LAYOUTS, PLAIN, BadCapture, FailingApply, Forgetful, Swallower, uninterrupted
+from .engines import HYBRID, LAYOUTS, PLAIN, BadCapture, FailingApply, Forgetful, Piecewise, Swallower, uninterrupted
 
 TOKENS = list(range(100))
 
@@ -73,6 +73,52 @@ def test_an_engine_that_forgets_a_part(filled: Store, name: str, forgets: str) -
             tier.promote([*TOKENS, 1])
         assert isinstance(caught.value, RuntimeError)
         assert engine.position == 0
+
+
+_WHOLE = [(0, 48), (48, 64), (64, 100)]
+
+
+@pytest.mark.parametrize("name", ["plain", "hybrid"])
+@pytest.mark.parametrize("ranges", [_WHOLE, _WHOLE[::-1], [(48, 100), (0, 16), (16, 64)], [(0, 96), (96, 100), (0, 0)]], ids=str)
+def test_an_engine_that_takes_ranges(filled: Store, name: str, ranges: list[tuple[int, int]]) -> None:
+    """An engine may take a prefix range by range, in any order and overlapping: it then stands where it would have stood."""
+    engine = Piecewise(LAYOUTS[name], ranges)
+    with SessionTier(filled, engine) as tier:
+        assert tier.promote([*TOKENS, 1]) == 100
+    assert engine.state_hash() == uninterrupted(LAYOUTS[name], TOKENS).state_hash()
+
+
+@pytest.mark.parametrize(
+    ("ranges", "left"),
+    [
+        ([(0, 48), (64, 100)], r"48, 64"),
+        ([(16, 100)], r"0, 16"),
+        ([(0, 96)], r"96, 100"),
+        ([(48, 100), (0, 47)], r"47, 48"),
+        ([(0, 100), (0, 16)], ""),
+        ([(0, 0)], "'v'"),
+    ],
+)
+def test_an_engine_that_leaves_a_gap(filled: Store, ranges: list[tuple[int, int]], left: str) -> None:
+    """An engine that leaves out positions of one stream is an EngineError that says which, and has been reset."""
+    engine = Piecewise(LAYOUTS["hybrid"], ranges, ["v"])
+    with SessionTier(filled, engine) as tier:
+        if not left:
+            assert tier.promote([*TOKENS, 1]) == 100
+            return
+        with pytest.raises(EngineError, match=left):
+            tier.promote([*TOKENS, 1])
+        assert engine.position == 0
+
+
+def test_a_gap_is_one_of_rows(filled: Store) -> None:
+    """Positions that are part of no row of a stream needn't be taken of it; those that are must be."""
+    with SessionTier(filled, Piecewise(PLAIN, [(0, 16), (16, 97)], ["pool"])) as tier:
+        assert tier.promote([*TOKENS[:99], 1]) == 99
+        assert tier.promote([*TOKENS[:98], 1]) == 98
+    engine = Piecewise(PLAIN, [(0, 95)], ["pool"])
+    with SessionTier(filled, engine) as tier, pytest.raises(EngineError, match=r"pool \[92, 96\)"):
+        tier.promote([*TOKENS[:99], 1])
 
 
 def _part_offset(store: Store, name: str, position: int) -> int:
