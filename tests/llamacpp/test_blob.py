@@ -1,5 +1,7 @@
 """Blobs made by hand: what is learned from them, where the rows lie, and that nothing malformed passes."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,14 @@ from kvstore.ids import as_tokens
 from .blobs import F16, Q8_0, Blob, blob
 
 TOKENS = as_tokens(range(100, 116))
+SECTIONS: list[dict[str, Any]] = [
+    {},
+    {"mrope": True},
+    {"window": 2},
+    {"hybrid": True},
+    {"window": 3, "hybrid": True},
+    {"mrope": True, "window": 2, "hybrid": True},
+]
 FORMS = [(3, False, F16), (3, True, F16), (4, False, F16), (4, True, F16), (3, False, Q8_0), (4, False, Q8_0)]
 
 
@@ -96,40 +106,89 @@ def test_what_is_not_taken_is_named(made: Blob, says: str) -> None:
         learn(made, 1)
 
 
-@settings(max_examples=300, deadline=None)
-@given(data=st.data(), form=st.sampled_from(FORMS))
-def test_damaged_headers_raise_named_errors_only(data: st.DataObject, form: tuple[int, bool, int]) -> None:
+def whole(geometry: Geometry, cells: int, sections: dict[str, Any]) -> Frame:
+    """Give the frame of a whole blob."""
+    return Frame(geometry, Cells(cells, sections.get("window"), 1 if sections.get("hybrid") else None))
+
+
+@pytest.mark.parametrize("sections", SECTIONS, ids=str)
+@pytest.mark.parametrize(("version", "transposed", "kind"), FORMS)
+def test_sections_are_told_apart(version: int, transposed: bool, kind: int, sections: dict[str, Any]) -> None:
+    """Windows, recurrent parts and M-RoPE are learned from the blob alone, and a blob of what was read is that blob."""
+    made = blob(range(5), version=version, transposed=transposed, kind=kind, **sections)
+    geometry = learn(made, 1, window_cells=3)
+    assert geometry.version == version
+    assert geometry.mrope == sections.get("mrope", False)
+    assert (geometry.window is not None, geometry.recurrent is not None) == ("window" in sections, "hybrid" in sections)
+    frame = whole(geometry, 5, sections)
+    again = np.zeros(frame.nbytes, np.uint8)
+    frame.write(again, 1, 5, as_tokens([9] * 5))
+    for views in (Frame.streams, Frame.states):
+        source, target = views(frame, made), views(frame, again)
+        assert bool(source) == (views is Frame.streams or geometry.partial)
+        for name, rows in source.items():
+            target[name][...] = rows
+    assert again.tobytes() == made.tobytes()
+    assert frame.check(made, 1, 5, at=5) == {"rows": None, "window": None}
+
+
+def test_two_sections_need_a_window() -> None:
+    """A second section of cells in a model without a sliding window is state of a kind that is not known, and refused."""
+    with pytest.raises(BlobError, match="no sliding window"):
+        learn(blob(range(5), window=2), 1)
+
+
+@pytest.mark.parametrize("field", [8, 12, 16])
+def test_images_are_refused(field: int) -> None:
+    """A cell whose M-RoPE positions are not its own, or that is of no token, is named."""
+    made = blob(range(5), mrope=True)
+    frame = whole(learn(made, 1), 5, {})
+    made[16 + 24 + field : 16 + 24 + field + 4] = 0xFF
+    with pytest.raises(BlobError, match="not of text"):
+        frame.check(made, 1, 5, at=5)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), form=st.sampled_from(FORMS), sections=st.sampled_from(SECTIONS))
+def test_damaged_headers_raise_named_errors_only(
+    data: st.DataObject, form: tuple[int, bool, int], sections: dict[str, Any]
+) -> None:
     """Whatever byte of a blob is changed, and wherever it is cut, learning it gives a geometry or a BlobError."""
     version, transposed, kind = form
-    made = blob(range(3), version=version, transposed=transposed, kind=kind)
+    made = blob(range(3), version=version, transposed=transposed, kind=kind, **sections)
     for _ in range(data.draw(st.integers(0, 3))):
         made[data.draw(st.integers(0, 80) | st.integers(0, made.size - 1))] = data.draw(st.integers(0, 255))
     made = made[: data.draw(st.just(made.size) | st.integers(0, made.size))]
     try:
-        geometry = learn(made, 1)
+        geometry = learn(made, 1, window_cells=3)
     except BlobError:
         return
-    assert frame_of(geometry, 3).nbytes == made.size
+    assert whole(geometry, 3, sections).nbytes == made.size
 
 
-@settings(max_examples=300, deadline=None)
-@given(at=st.integers(0, 10_000), bit=st.integers(0, 7), form=st.sampled_from(FORMS))
-def test_every_header_byte_is_checked(at: int, bit: int, form: tuple[int, bool, int]) -> None:
-    """A blob with one flipped bit is refused, unless the bit lies in a row."""
+@settings(max_examples=200, deadline=None)
+@given(at=st.integers(0, 10_000), bit=st.integers(0, 7), form=st.sampled_from(FORMS), sections=st.sampled_from(SECTIONS))
+def test_every_header_byte_is_checked(at: int, bit: int, form: tuple[int, bool, int], sections: dict[str, Any]) -> None:
+    """A blob with one flipped bit is refused, unless the bit lies in a row, a state or a token."""
     version, transposed, kind = form
-    made = blob(range(3), version=version, transposed=transposed, kind=kind)
-    frame = frame_of(learn(made, 1), 3)
-    marks = np.zeros(made.size, np.uint8)
-    for rows in frame.streams(marks).values():
-        rows.view(np.uint8)[...] = 1
+    made = blob(range(3), version=version, transposed=transposed, kind=kind, **sections)
+    frame = whole(learn(made, 1, window_cells=3), 3, sections)
+    free = np.zeros(made.size, np.uint8)  # the bits that may be anything
+    for rows in (*frame.streams(free).values(), *frame.states(free).values()):
+        rows.view(np.uint8)[...] = 0xFF
+    for section in (frame._rows, frame._window):
+        if sections.get("mrope"):
+            frame._table(free, section)["token"] = 0x7FFFFFFF
+        elif section is frame._window:  # beside rows a window is whatever it still holds
+            frame._table(free, section)["position"] = -1
     at %= made.size
     changed = made.copy()
     changed[at] ^= 1 << bit
-    if marks[at]:
-        assert order_of(frame, changed, 0) is None
+    if free[at] >> bit & 1:
+        assert frame.check(changed, 1, 3, at=3) == {"rows": None, "window": None}
     else:
         with pytest.raises(BlobError):
-            order_of(frame, changed, 0)
+            frame.check(changed, 1, 3, at=3)
 
 
 @pytest.mark.parametrize("size", [0, 15, -1, 1])

@@ -45,9 +45,7 @@ class _Draft:
 
     def feed_forward(self, index: int, *, norm: str | None = "ffn_norm") -> None:
         """Add a gated feed-forward part, and the norm before it."""
-        self.block(
-            index, ffn_gate__weight=(_WIDTH, _INNER), ffn_up__weight=(_WIDTH, _INNER), ffn_down__weight=(_INNER, _WIDTH)
-        )
+        self.block(index, ffn_gate__weight=(_WIDTH, _INNER), ffn_up__weight=(_WIDTH, _INNER), ffn_down__weight=(_INNER, _WIDTH))
         if norm is not None:
             self.block(index, **{f"{norm}__weight": (_WIDTH,)})
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kvstore.adapters.llamacpp.errors import BlobError, LlamaCppError
 from kvstore.adapters.llamacpp.frame import Cells, Frame, fit
-from kvstore.adapters.llamacpp.functions import PARTIAL, Functions
+from kvstore.adapters.llamacpp.functions import ALL, PARTIAL, Functions
 from kvstore.adapters.llamacpp.geometry import POSITION, Geometry
 from kvstore.adapters.llamacpp.learn import learn
 from kvstore.errors import EngineError, LayoutError
@@ -20,6 +20,7 @@ from kvstore.tier.protocol import Array, Captured, Restored
 
 __all__ = ["LlamaCppEngine"]
 
+_PIECE_BYTES = 4 << 20  # what is restored at a time; see docs/architecture.md
 _REQUIRED = ("build", "weights")
 _UNSUPPORTED = (
     "this adapter takes models with K and V for every position or a sliding window, recurrent layers, or a mix of these, and "
@@ -88,6 +89,8 @@ class LlamaCppEngine:
         self._buffers: dict[int, npt.NDArray[np.uint8]] = {}
         self._geometry = self._learn(probe)
         self._layout = _layout(self._geometry, model, identity)
+        block = self._layout.block_tokens
+        self._step = block * max(1, _PIECE_BYTES // max(self._layout.payload_bytes(block), 1))  # positions of a piece
 
     def layout(self) -> Layout:
         """What the session's state consists of.
@@ -116,28 +119,48 @@ class LlamaCppEngine:
         return Captured(rows, self._states() if stop == self._position() else {})
 
     def apply(self, restored: Restored) -> None:
-        """Take a stored prefix: scatter it into a blob, validated, then let the sequence read that.
+        """Take a stored prefix: piece by piece through one small buffer and the scratch sequence, then the states.
 
-        Nothing of the engine is touched before all bytes have passed their checks.
+        Each piece has passed its checks before libllama reads it. What is raised in the middle leaves the sequence with a part
+        of the prefix, for `reset` to clear.
 
         Raises
         ------
         EngineError
-            When the states are not of the position that is restored, or the window's do not fit it.
+            When the states are not of the position that is restored, or the window's do not fit it; when somebody else has
+            filled the scratch sequence. The sequence is as it was.
         LlamaCppError
-            When libllama does not take all of the blob (too small a context, or cells in use by other sequences), or the
-            sequence does not stand where it should afterwards.
+            When libllama does not take a piece (too small a context, or cells in use by other sequences), or the sequence
+            does not stand where it should afterwards.
         """
-        length = restored.length
-        partial = self._partial_blob(restored) if self._geometry.partial else None
-        rows = self._rows_blob(restored) if self._geometry.rows is not None else None
+        geometry, length = self._geometry, restored.length
+        self._check_scratch(partial=geometry.partial)
+        partial = self._partial_blob(restored) if geometry.partial else None
         self._functions.remove(self._seq)
-        for blob, flags in ((rows, 0), (partial, PARTIAL)):
-            if blob is not None:
-                self._set(blob, self._seq, flags, length)
+        if geometry.rows is not None:
+            self._put_rows(restored)
+        if partial is not None:
+            self._set(partial, self._seq, PARTIAL, length)
+        self._check_restored(length, 0 if partial is None else partial.size - self._empty(rows=False))
+
+    def _put_rows(self, restored: Restored) -> None:
+        length, frame = restored.length, None
+        for start in range(0, length, self._step):
+            stop = min(start + self._step, length)
+            if frame is None or frame.cells.rows != stop - start:
+                frame = Frame(self._geometry, self._cells(stop - start))
+            blob = self._room(frame.nbytes)
+            frame.write(blob, self._scratch, stop, restored.tokens)
+            restored.copy_into(frame.streams(blob), start=start, stop=stop)
+            try:
+                self._set(blob, self._scratch, 0, length)
+                self._functions.copy(self._scratch, self._seq, ALL, ALL)
+            finally:
+                self._functions.remove(self._scratch)
+
+    def _check_restored(self, length: int, partial: int) -> None:
         low, high = self._functions.span(self._seq)
-        nothing = self._empty(rows=False)
-        nbytes = sum(blob.size - nothing for blob in (rows, partial) if blob is not None) + nothing
+        nbytes = Frame(self._geometry, self._cells(length)).nbytes + partial
         held = self._functions.size(self._seq)
         if high != length - 1 or (low and not self._geometry.partial) or held != nbytes:
             raise LlamaCppError(
@@ -203,14 +226,6 @@ class LlamaCppEngine:
         window = () if geometry.window is None else geometry.window.streams("window.")
         return {POSITION: np.array([position], np.uint32), **_in_order(frame.states(blob), window, order)}
 
-    def _rows_blob(self, restored: Restored) -> npt.NDArray[np.uint8]:
-        """Make a blob of all rows; sections of what is valid at one position are there, and empty."""
-        frame = Frame(self._geometry, self._cells(restored.length))
-        blob = self._room(frame.nbytes)
-        frame.write(blob, self._seq, restored.length, restored.tokens)
-        restored.copy_into(frame.streams(blob))
-        return blob
-
     def _partial_blob(self, restored: Restored) -> npt.NDArray[np.uint8]:
         """Make a blob of the states, after looking whether they are of this position."""
         geometry, length, states = self._geometry, restored.length, restored.states()
@@ -227,6 +242,8 @@ class LlamaCppEngine:
         frame = Frame(geometry, Cells(None, window, None if geometry.recurrent is None else 1))
         blob = self._room(frame.nbytes, PARTIAL)
         frame.write(blob, self._seq, length, restored.tokens)
+        for state in self._layout.states:
+            state.check_array(states[state.name])
         for name, array in frame.states(blob).items():
             array[...] = states[name]
         return blob
@@ -290,13 +307,13 @@ class LlamaCppEngine:
             if probe is not None:
                 _call(probe, seq)
             geometry = self._geometry_of(seq)
+            if probe is None:
+                self._try_scratch(geometry)
         except BlobError as error:
             raise LayoutError(f"{error}; {_UNSUPPORTED}") from error
         finally:
-            if probe is not None:
-                self._functions.remove(seq)
-        if probe is None:
-            self._try_scratch(geometry)
+            self._functions.clear(self._scratch)
+        self._check_scratch(partial=False)
         self.release()
         return geometry
 
@@ -307,7 +324,9 @@ class LlamaCppEngine:
             partial = self._get(seq, self._functions.size(seq, PARTIAL), PARTIAL)
             head = struct.calcsize("<Ii")
             if partial.size > blob.size or not np.array_equal(partial[head:], blob[blob.size - partial.size + head :]):
-                raise BlobError("the partial blob is not the end of the whole one: this build has no partial state as it is known here")
+                raise BlobError(
+                    "the partial blob is not the end of the whole one: this build has no partial state as it is known here"
+                )
         return geometry
 
     def _try_scratch(self, geometry: Geometry) -> None:
@@ -319,9 +338,7 @@ class LlamaCppEngine:
             frame = fit(geometry, 1, 1, nbytes)
             frame.check(self._get(self._scratch, nbytes), self._scratch, last, at=last)
         except (BlobError, LlamaCppError) as error:
-            raise LayoutError(f"a range cannot be copied to sequence {self._scratch} ({error}); {_UNSUPPORTED}") from error
-        finally:
-            self._functions.remove(self._scratch)
+            raise BlobError(f"a range cannot be copied to sequence {self._scratch} ({error})") from error
 
 
 def _fills(cells: int, position: int, window: int) -> bool:

@@ -86,6 +86,10 @@ class Functions:
         if not self._rm(self._memory, seq, start, stop):
             raise LlamaCppError(f"libllama refused to remove [{start}, {stop}) of sequence {seq}")
 
+    def clear(self, seq: int) -> bool:
+        """Take all cells away from a sequence; False when the context has no such sequence (or, without recurrent layers, True)."""
+        return bool(self._rm(self._memory, seq, ALL, ALL))
+
     def span(self, seq: int) -> tuple[int, int]:
         """First and last position of a sequence; (-1, -1) when it is empty."""
         return int(self._min(self._memory, seq)), int(self._max(self._memory, seq))

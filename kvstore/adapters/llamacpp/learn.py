@@ -92,7 +92,9 @@ def _recurrent(reader: _Reader) -> Recurrent:
     while reader.left:
         parts.append(_part(reader, f"part {len(parts)} of the recurrent section", 1, empty=True))
     if not parts or len(parts) % 2 or len(parts) > 2 * layers or not any(part.row_bytes for part in parts):
-        raise BlobError(f"the recurrent section has {len(parts)} parts in {layers} layers, not an R and an S for each recurrent one")
+        raise BlobError(
+            f"the recurrent section has {len(parts)} parts in {layers} layers, not an R and an S for each recurrent one"
+        )
     half = len(parts) // 2
     return Recurrent(layers, tuple(parts[:half]), tuple(parts[half:]))
 
