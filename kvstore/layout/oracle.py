@@ -75,4 +75,6 @@ def state_hash(layout: Layout, arrays: Mapping[str, np.ndarray[tuple[int, ...], 
 
 def _digest(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> str:
     head = repr(array.shape).encode()
-    return blake3(head).update(np.ascontiguousarray(array).data.cast("B") if array.size else b"").hexdigest(length=8)
+    # as bytes first: extension types (ml_dtypes' bfloat16) have no buffer format
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return blake3(head).update(raw.data if raw.size else b"").hexdigest(length=8)

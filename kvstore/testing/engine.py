@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from blake3 import blake3
 
 from kvstore.ids import Tokens, as_tokens
 from kvstore.layout import Layout, StateHash, state_hash
+from kvstore.testing.expiring import STALE, Expiring, fill
 from kvstore.testing.sessions import Array, state_shape
 from kvstore.tier import Captured, Restored
 
 __all__ = ["HashEngine"]
-
-_STALE = 0x5A
 
 
 class HashEngine:
@@ -51,7 +49,7 @@ class HashEngine:
         self.position = 0
         self._capacity = capacity
         self._hashers: list[blake3] = []
-        self._handed_out: list[Array] = []
+        self._handed_out = Expiring()
         self.reset()
 
     def layout(self) -> Layout:
@@ -60,14 +58,14 @@ class HashEngine:
 
     def reset(self) -> None:
         """See `Engine.reset`. The arrays keep their bytes, as those of a real engine do."""
-        self._expire()
+        self._handed_out.expire()
         self.position = 0
         self._clear_states()
         self._hashers = [blake3() for _ in self._layout.streams]
 
     def feed(self, tokens: Tokens) -> None:
         """Read tokens: what a real engine's prefill and decoding do."""
-        self._expire()
+        self._handed_out.expire()
         for token in as_tokens(tokens):
             if self.position == self._capacity:
                 raise ValueError(f"the engine has room for {self._capacity} positions")
@@ -75,7 +73,7 @@ class HashEngine:
 
     def capture(self, start: int, stop: int) -> Captured:
         """See `Engine.capture`."""
-        self._expire()
+        self._handed_out.expire()
         if not 0 <= start < stop <= self.position or start % self._layout.block_tokens:
             raise ValueError(f"cannot capture [{start}, {stop}), the engine stands at {self.position}")
         streams: dict[str, Array] = {}
@@ -83,12 +81,12 @@ class HashEngine:
             span = slice(start // stream.tokens_per_row, stream.rows(stop))
             streams[stream.name] = self.streams[stream.name][(slice(None),) * stream.token_axis + (span,)].copy()
         states = {name: state.copy() for name, state in self.states.items()} if stop == self.position else {}
-        self._handed_out = [*streams.values(), *states.values()]
+        self._handed_out.hand_out(*streams.values(), *states.values())
         return Captured(streams, states)
 
     def apply(self, restored: Restored) -> None:
         """See `Engine.apply`."""
-        self._expire()
+        self._handed_out.expire()
         restored.copy_into(self.streams)
         states = restored.states()
         self.position = restored.length
@@ -97,22 +95,30 @@ class HashEngine:
 
     def scribble(self) -> None:
         """Overwrite every array and state with noise, as another session would. Use `reset` or `apply` before the next token."""
-        self._expire()
+        self._handed_out.expire()
         for array in (*self.streams.values(), *self.states.values()):
-            _fill(array, _STALE)
+            fill(array, STALE)
         self.position = 0
 
     def state_hash(self) -> StateHash:
         """Hash everything that the engine holds at its position, part by part."""
         return state_hash(self._layout, {**self.streams, **self.states}, self.position)
 
-    def _step(self, token: int) -> None:
-        seen = blake3(token.to_bytes(4, "little") + self.position.to_bytes(4, "little"))
+    def observe(self) -> bytes:
+        """What the engine would say next: a hash of all that the next token's rows follow from."""
+        return self._seen(b"observe").digest()
+
+    def _seen(self, head: bytes) -> blake3:
+        """Hash a few bytes and all that the engine holds."""
+        seen = blake3(self.position.to_bytes(4, "little") + head)
         for hasher in self._hashers:
             seen.update(hasher.digest())
         for array in self.states.values():
             seen.update(array.tobytes())
-        key = seen.digest()
+        return seen
+
+    def _step(self, token: int) -> None:
+        key = self._seen(b"token %d" % token).digest()
         self.position += 1
         for index, stream in enumerate(self._layout.streams):
             if self.position % stream.tokens_per_row == 0:
@@ -138,13 +144,3 @@ class HashEngine:
 
     def _clear_states(self) -> None:
         self.states = {s.name: np.zeros(state_shape(s, 0), s.view_dtype) for s in self._layout.states}
-
-    def _expire(self) -> None:
-        for array in self._handed_out:
-            _fill(array, _STALE)
-        self._handed_out = []
-
-
-def _fill(array: Array, byte: int) -> None:
-    raw: npt.NDArray[np.uint8] = np.full(array.nbytes, byte, np.uint8)
-    array[...] = raw.view(array.dtype).reshape(array.shape)

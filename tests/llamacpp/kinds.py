@@ -24,9 +24,9 @@ KINDS = sorted(MODELS)
 PARTIAL_KINDS = sorted(set(MODELS) - {"qwen3"})  # with something that is valid at one position only
 WINDOW_KINDS = ["gemma3", "lfm2-window"]
 ROWS_KINDS = ["gemma3", "lfm2", "qwen3", "qwen35"]  # with layers that see every position
-BLOCK = 512
-TURN = 150
-LENGTHS = [1, WINDOW - 1, WINDOW, WINDOW + 1, TURN, BLOCK - 1, BLOCK, BLOCK + 1]
+BLOCK = 128
+TURN = 300
+LENGTHS = [1, WINDOW - 1, WINDOW, WINDOW + 1, BLOCK - 1, BLOCK, BLOCK + 1, TURN]
 AFTER = 20
 
 
@@ -37,14 +37,14 @@ def random_tokens(seed: int, count: int) -> TokenArray:
 
 def engine_on(context: Context, name: str, **options: Any) -> LlamaCppEngine:
     """Make an engine on a context."""
-    given = {"probe": context.probe, **options}
+    given = {"probe": context.probe, "block_tokens": BLOCK, **options}
     return LlamaCppEngine(context.library.c, context.pointer, model=name, identity=context.settings, **given)
 
 
 @contextmanager
 def running(model: Model, name: str, **settings: Any) -> Iterator[tuple[Context, LlamaCppEngine]]:
     """Make a context that computes the same bytes in every run, and an engine on it."""
-    given = {"n_ctx": 1024, "n_batch": 64, "n_ubatch": 64, "threads": 1, **settings}
+    given = {"n_ctx": 512, "n_batch": 64, "n_ubatch": 64, "threads": 1, **settings}
     with Context(model, **given) as context:
         yield context, engine_on(context, name)
 

@@ -59,6 +59,8 @@ class LlamaCppEngine:
         Called once, with the scratch sequence's id: evaluate any one token at position 0 of that sequence.
     seq_id, scratch_seq_id : int
         The session's sequence, and one that the engine may fill and clear. It must be empty between calls.
+    block_tokens : int
+        Positions in a block, see `Layout`; by default what the size of the rows makes good. Identity.
 
     Raises
     ------
@@ -81,6 +83,7 @@ class LlamaCppEngine:
         probe: Callable[[int], object] | None = None,
         seq_id: int = 0,
         scratch_seq_id: int = 1,
+        block_tokens: int = 0,
     ) -> None:
         if seq_id == scratch_seq_id or min(seq_id, scratch_seq_id) < 0:
             raise EngineError(f"the session and the scratch sequence must be two, got {seq_id} and {scratch_seq_id}")
@@ -88,7 +91,7 @@ class LlamaCppEngine:
         self._functions = Functions(library, context)
         self._buffers: dict[int, npt.NDArray[np.uint8]] = {}
         self._geometry = self._learn(probe)
-        self._layout = _layout(self._geometry, model, identity)
+        self._layout = _layout(self._geometry, model, identity, block_tokens)
         block = self._layout.block_tokens
         self._step = block * max(1, _PIECE_BYTES // max(self._layout.payload_bytes(block), 1))  # positions of a piece
 
@@ -364,7 +367,7 @@ def _call(probe: Callable[[int], object], seq: int) -> None:
         raise LayoutError(f"the probe could not evaluate a token in sequence {seq} ({error}); {_UNSUPPORTED}") from error
 
 
-def _layout(geometry: Geometry, model: str, identity: Mapping[str, str | int]) -> Layout:
+def _layout(geometry: Geometry, model: str, identity: Mapping[str, str | int], block_tokens: int) -> Layout:
     missing = [key for key in _REQUIRED if identity.get(key) in (None, "")]
     if missing:
         raise LayoutError(
@@ -375,4 +378,5 @@ def _layout(geometry: Geometry, model: str, identity: Mapping[str, str | int]) -
     twice = sorted(set(learned) & set(identity))
     if twice:
         raise LayoutError(f"identity gives {', '.join(twice)}, which the adapter reads from the engine itself; leave it out")
-    return Layout(geometry.streams(), geometry.states(), model=model, identity={**identity, **learned})
+    named = {**identity, **learned}
+    return Layout(geometry.streams(), geometry.states(), model=model, identity=named, block_tokens=block_tokens)

@@ -1,0 +1,1 @@
+"""Tests of the contract suite and of the synthetic hybrid."""
