@@ -41,6 +41,8 @@ class Context:
         The adapter needs two: the session and a scratch sequence.
     unified : bool
         Whether the sequences share cells; the adapter needs that.
+    swa_full : bool
+        Whether a sliding window's layers have a cell for every position, or only as many as the window needs.
     threads : int, optional
         By default as many as this process may run on.
     """
@@ -57,6 +59,7 @@ class Context:
         type_v: str = "f16",
         n_seq_max: int = 2,
         unified: bool = True,
+        swa_full: bool = True,
         threads: int | None = None,
     ) -> None:
         self.model = model
@@ -75,6 +78,7 @@ class Context:
         params.n_threads = params.n_threads_batch = threads or len(os.sched_getaffinity(0))
         params.flash_attn_type = int(flash_attn)  # 1 on, 0 off; the default, -1, leaves it to the build
         params.type_k, params.type_v, params.kv_unified = KV_TYPES[type_k], KV_TYPES[type_v], unified
+        params.swa_full = swa_full
         self._pointer: int | None = self._c.llama_init_from_model(model.pointer, params)
         if not self._pointer:
             raise self.library.error(f"cannot make a context of {n_ctx} tokens with {type_k}/{type_v}")

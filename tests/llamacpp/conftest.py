@@ -1,4 +1,4 @@
-"""The real model, loaded once, and engines on it."""
+"""The real model and the tiny ones, loaded once, and engines on them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the driver lies 
 
 from benches.llamacpp import Context, Model, smollm2_path
 from kvstore.adapters.llamacpp import LlamaCppEngine
+
+from .tiny import write_models
 
 Make = Callable[..., tuple[Context, LlamaCppEngine]]
 
@@ -50,3 +52,11 @@ def make(model: Model) -> Iterator[Make]:
             return context, engine
 
         yield made
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Model]]:
+    """Models of every kind, a few megabytes each, written anew."""
+    paths = write_models(tmp_path_factory.mktemp("tiny"))
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(Model(path)) for name, path in paths.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -32,6 +31,8 @@ class Snapshot:
         self.rows: dict[str, Array] = {
             s.name: np.concatenate([piece[s.name] for piece in pieces], axis=s.token_axis) for s in self._layout.streams
         }
+        last = engine.capture((len(tokens) - 1) // self._layout.block_tokens * self._layout.block_tokens, len(tokens))
+        self.kept = {name: array.copy() for name, array in last.states.items()}
         self.damaged = False
 
     @property
@@ -57,6 +58,6 @@ class Snapshot:
             stream.check_array(target, stop - start)
             target[...] = np.take(self.rows[stream.name], range(start, stop), axis=stream.token_axis)
 
-    def states(self) -> dict[str, Any]:
-        """There are none."""
-        return {}
+    def states(self) -> dict[str, Array]:
+        """Copies of the states."""
+        return {name: array.copy() for name, array in self.kept.items()}

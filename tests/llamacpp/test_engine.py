@@ -84,9 +84,10 @@ def test_cells_out_of_order_come_out_in_order(make: Make, tokens: list[int], mon
     orders: list[Any] = []
     check = Frame.check
 
-    def spy(*arguments: Any) -> Any:
-        orders.append(check(*arguments))
-        return orders[-1]
+    def spy(*arguments: Any, **named: Any) -> Any:
+        found = check(*arguments, **named)
+        orders.append(found["rows"])
+        return found
 
     monkeypatch.setattr(Frame, "check", spy)
     for settings in CONFIGURATIONS[:2]:
@@ -105,18 +106,21 @@ def test_cells_out_of_order_come_out_in_order(make: Make, tokens: list[int], mon
                 assert np.array_equal(every[stream.name].take([position], axis=stream.token_axis), one[stream.name])
 
 
-def test_a_failed_copy_reaches_nothing(make: Make, tokens: list[int]) -> None:
-    """When the stored bytes do not pass, the error passes through and the engine still holds what it held."""
+def test_a_failed_copy_raises_and_a_reset_clears(make: Make, tokens: list[int]) -> None:
+    """When the stored bytes do not pass, the error passes through; both sequences are empty after a reset, and usable."""
     context, engine = make()
     context.decode(tokens[:64], 0)
     snapshot = Snapshot(engine, tokens[:64])
+    whole = state_hash(engine.layout(), engine.arrays(64), 64)
     snapshot.damaged = True
-    before = state_hash(engine.layout(), engine.arrays(64), 64)
     with pytest.raises(BlockDamaged):
         engine.apply(snapshot)
-    assert state_hash(engine.layout(), engine.arrays(64), 64) == before
+    assert context.position(1) == 0
     engine.reset()
     assert context.position() == 0
+    snapshot.damaged = False
+    engine.apply(snapshot)
+    assert state_hash(engine.layout(), engine.arrays(64), 64) == whole
 
 
 def test_too_small_a_context_is_an_error(make: Make, tokens: list[int]) -> None:

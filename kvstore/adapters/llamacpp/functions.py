@@ -12,12 +12,15 @@ from typing import Any
 
 from kvstore.adapters.llamacpp.errors import LlamaCppError
 
-__all__ = ["ALL", "Functions"]
+__all__ = ["ALL", "PARTIAL", "Functions"]
 
 ALL = -1  # as a position: from the first, or to the last
+PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: only what is valid at one position, a window or recurrent state
 
 # Sizes and positions as in llama.h: llama_seq_id and llama_pos are int32, flags uint32
 _PROTOTYPES: dict[str, tuple[Any, ...]] = {
+    "llama_get_model": (c.c_void_p, c.c_void_p),
+    "llama_model_n_swa": (c.c_int32, c.c_void_p),
     "llama_get_memory": (c.c_void_p, c.c_void_p),
     "llama_memory_seq_cp": (None, c.c_void_p, c.c_int32, c.c_int32, c.c_int32, c.c_int32),
     "llama_memory_seq_rm": (c.c_bool, c.c_void_p, c.c_int32, c.c_int32, c.c_int32),
@@ -51,6 +54,11 @@ class Functions:
         Anything with the functions as attributes: `ctypes.CDLL`, or the module `llama_cpp`.
     context : int or c_void_p
         The address of the `llama_context`.
+
+    Attributes
+    ----------
+    window_cells : int
+        Positions of the model's sliding window; 0 if it has none.
     """
 
     def __init__(self, library: object, context: int | c.c_void_p) -> None:
@@ -64,6 +72,7 @@ class Functions:
         self._min, self._max = bound["llama_memory_seq_pos_min"], bound["llama_memory_seq_pos_max"]
         self._size = bound["llama_state_seq_get_size_ext"]
         self._get, self._set = bound["llama_state_seq_get_data_ext"], bound["llama_state_seq_set_data_ext"]
+        self.window_cells = int(bound["llama_model_n_swa"](bound["llama_get_model"](pointer)))
         self._memory: int | None = bound["llama_get_memory"](pointer)
         if not self._memory:
             raise LlamaCppError("the context has no memory (an encoder or an embedding model); there is no state to keep")
@@ -77,18 +86,22 @@ class Functions:
         if not self._rm(self._memory, seq, start, stop):
             raise LlamaCppError(f"libllama refused to remove [{start}, {stop}) of sequence {seq}")
 
+    def clear(self, seq: int) -> bool:
+        """Take all cells away from a sequence; False when the context has no such sequence (or, without recurrent layers, True)."""
+        return bool(self._rm(self._memory, seq, ALL, ALL))
+
     def span(self, seq: int) -> tuple[int, int]:
         """First and last position of a sequence; (-1, -1) when it is empty."""
         return int(self._min(self._memory, seq)), int(self._max(self._memory, seq))
 
-    def size(self, seq: int) -> int:
+    def size(self, seq: int, flags: int = 0) -> int:
         """Bytes of a sequence's blob."""
-        return int(self._size(self._context, seq, 0))
+        return int(self._size(self._context, seq, flags))
 
-    def get(self, address: int, nbytes: int, seq: int) -> int:
+    def get(self, address: int, nbytes: int, seq: int, flags: int = 0) -> int:
         """Write a sequence's blob to memory; return the bytes written, 0 when refused."""
-        return int(self._get(self._context, address, nbytes, seq, 0))
+        return int(self._get(self._context, address, nbytes, seq, flags))
 
-    def set(self, address: int, nbytes: int, seq: int) -> int:
+    def set(self, address: int, nbytes: int, seq: int, flags: int = 0) -> int:
         """Read a sequence's blob from memory; return the bytes read. On a refusal (0) the sequence may be wiped already."""
-        return int(self._set(self._context, address, nbytes, seq, 0))
+        return int(self._set(self._context, address, nbytes, seq, flags))

@@ -1,13 +1,21 @@
-"""What the sequence blobs of one context look like: learned once, from the blob of a few cells.
+"""What the sequence blobs of one context look like: their sections, as streams and states of a layout.
 
-Offsets, little-endian, of the only form that this adapter takes (one stream, attention only):
+Everything is little-endian. A blob is a head, then sections, of which a model has some:
+
+========================  ===========================================================================================
+head                      u32 magic, i32 sequence id
+attention rows            the layers that see every position
+window                    the layers of a sliding window, in the same form; only the cells that the window still sees
+recurrent                 the recurrent layers, at one position
+========================  ===========================================================================================
+
+Attention and window:
 
 ==================  =================================================================================================
-u32                 magic
-i32                 sequence id
-u32                 number of streams: 1
-u32                 cells
+u32                 number of streams of cells: 1
+u32                 cells; nothing follows if there are none
 12 bytes each       i32 position, u32 number of sequences: 1, i32 sequence id
+or 24 bytes each    M-RoPE: i32 position, u32 number of sequences: 1, i32 x, i32 y, i32 token, i32 sequence id
 u32                 whether V is transposed
 u32                 layers
 u32, u32            rotation of K and of V; in version 4 of the sequence state only
@@ -15,25 +23,37 @@ K of each layer     i32 ggml type, u64 bytes of a row, then the rows of all cell
 V of each layer     the same; transposed: i32 ggml type, u32 bytes of an element, u32 elements, then [elements][cells]
 ==================  =================================================================================================
 
-A blob does not carry its version, so both are tried on the first blob, and exactly one must fit it to the last byte.
+Recurrent:
+
+==================  =================================================================================================
+u32                 cells: 1, or 0
+8 bytes each        i32 position, u32 0
+u32                 whether S is transposed: 0
+u32                 layers of the model
+R of each layer     i32 ggml type, u64 bytes, the bytes; only recurrent layers, in both
+S of each layer     the same
+==================  =================================================================================================
+
+With the flag PARTIAL_ONLY the attention rows are left out. `learn` finds out which of these a blob consists of.
 """
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from kvstore.adapters.llamacpp.errors import BlobError
-from kvstore.layout import Stream, dtype_of
+from kvstore.layout import State, Stream, dtype_of
 
-__all__ = ["CELL", "MAGIC", "TYPES", "Geometry", "Part", "learn"]
+__all__ = ["CELL", "MAGIC", "MROPE_CELL", "POSITION", "TYPES", "Attention", "Geometry", "Part", "Recurrent"]
 
 MAGIC = 0xAF143CD8
 CELL = np.dtype([("position", "<i4"), ("sequences", "<u4"), ("sequence", "<i4")])
-_MAX_LAYERS = 2048  # so that a nonsensical count ends the reading at once
+MROPE_CELL = np.dtype(
+    [("position", "<i4"), ("sequences", "<u4"), ("x", "<i4"), ("y", "<i4"), ("token", "<i4"), ("sequence", "<i4")]
+)
+POSITION = "position"  # the state that says which position the other states are of
 
 # ggml's type ids (ggml.h, enum ggml_type) and the labels of the layout
 TYPES = {0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 20: "iq4_nl", 30: "bf16"}
@@ -41,14 +61,14 @@ TYPES = {0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """K or V of one layer.
+    """K or V of one layer, or R or S of a recurrent one.
 
     Attributes
     ----------
     ggml_type : int
         A key of `TYPES`.
     row_bytes : int
-        Bytes of one cell.
+        Bytes of one cell. R and S may have none.
     """
 
     ggml_type: int
@@ -66,8 +86,67 @@ class Part:
         return dtype_of(TYPES[self.ggml_type]).group_bytes
 
     def stream(self, name: str, *, transposed: bool) -> Stream:
-        """Describe it as a stream of a layout."""
+        """Describe it as a stream of a layout, with a row for each cell."""
         return Stream(name, TYPES[self.ggml_type], (self.elements,), token_axis=1 if transposed else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A section of cells with K and V.
+
+    Attributes
+    ----------
+    transposed : bool
+        Whether V lies [elements][cells], as it does without flash attention.
+    rotation : tuple of (int, int)
+        The rotation words of K and V; (0, 0) in version 3. Rows of another rotation are accepted in silence, so it is identity.
+    keys, values : tuple of Part
+        By layer. There may be none: all layers of a model may have the window.
+    """
+
+    transposed: bool
+    rotation: tuple[int, int]
+    keys: tuple[Part, ...]
+    values: tuple[Part, ...]
+
+    def streams(self, prefix: str = "") -> tuple[Stream, ...]:
+        """Describe K and V of each layer, first layer first, as streams."""
+        return tuple(
+            part.stream(f"{prefix}{kind}.{layer}", transposed=kind == "v" and self.transposed)
+            for layer, pair in enumerate(zip(self.keys, self.values, strict=True))
+            for kind, part in zip("kv", pair, strict=True)
+        )
+
+    def identity(self, prefix: str) -> dict[str, str | int]:
+        """Say what of it names a layout, beside the streams."""
+        return {
+            f"{prefix}v_trans": int(self.transposed),
+            f"{prefix}rotation_k": self.rotation[0],
+            f"{prefix}rotation_v": self.rotation[1],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """The section of the recurrent layers.
+
+    Attributes
+    ----------
+    layers : int
+        Layers of the model, those that are not recurrent among them.
+    shorts, states : tuple of Part
+        R (the convolution's history) and S (the recurrent state) of each recurrent layer.
+    """
+
+    layers: int
+    shorts: tuple[Part, ...]
+    states: tuple[Part, ...]
+
+    def named(self) -> Iterator[tuple[str, Part]]:
+        """Every part in the order of the blob, with its name."""
+        for kind, parts in (("r", self.shorts), ("s", self.states)):
+            for layer, part in enumerate(parts):
+                yield f"{kind}.{layer}", part
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,126 +156,76 @@ class Geometry:
     Attributes
     ----------
     version : int
-        Version of the sequence state: 4 with the two rotation words, else 3.
-    transposed : bool
-        Whether V lies [elements][cells], as it does without flash attention.
-    rotation : tuple of (int, int)
-        The rotation words of K and V; (0, 0) in version 3. Rows of another rotation are accepted in silence, so it is identity.
-    keys, values : tuple of Part
-        By layer.
+        Version of the sequence state: 4 with the two rotation words, 3 without, 0 where no section shows it.
+    mrope : bool
+        Whether cells hold M-RoPE positions and tokens.
+    rows : Attention or None
+        The attention rows, if the model has them.
+    window : Attention or None
+        The sliding window's section, if the model has one.
+    window_cells : int
+        Positions of the window, as the model has it; 0 without.
+    recurrent : Recurrent or None
+        The recurrent section, if the model has one.
     """
 
     version: int
-    transposed: bool
-    rotation: tuple[int, int]
-    keys: tuple[Part, ...]
-    values: tuple[Part, ...]
-
-    def streams(self) -> tuple[Stream, ...]:
-        """Describe K and V of each layer, first layer first, as the streams of a layout."""
-        return tuple(
-            part.stream(f"{kind}.{layer}", transposed=kind == "v" and self.transposed)
-            for layer, pair in enumerate(zip(self.keys, self.values, strict=True))
-            for kind, part in zip("kv", pair, strict=True)
-        )
-
-    def identity(self) -> dict[str, str | int]:
-        """Say what of it names a layout, beside the streams."""
-        return {
-            "llamacpp.seq_version": self.version,
-            "llamacpp.v_trans": int(self.transposed),
-            "llamacpp.rotation_k": self.rotation[0],
-            "llamacpp.rotation_v": self.rotation[1],
-        }
-
-
-class _Reader:
-    """Reads a blob front to back; every length is checked before it is used."""
-
-    def __init__(self, blob: npt.NDArray[np.uint8]) -> None:
-        self.blob, self.offset = blob, 0
+    mrope: bool
+    rows: Attention | None
+    window: Attention | None = None
+    window_cells: int = 0
+    recurrent: Recurrent | None = None
 
     @property
-    def left(self) -> int:
-        return self.blob.size - self.offset
+    def cell(self) -> np.dtype[np.void]:
+        """What a cell of attention looks like."""
+        return MROPE_CELL if self.mrope else CELL
 
-    def skip(self, nbytes: int, what: str) -> int:
-        if nbytes > self.left:
-            raise BlobError(f"the blob ends inside {what}: {nbytes} bytes needed at offset {self.offset}, {self.left} left")
-        self.offset += nbytes
-        return self.offset - nbytes
+    @property
+    def partial(self) -> bool:
+        """Whether there is anything that is valid at one position only."""
+        return self.window is not None or self.recurrent is not None
 
-    def read(self, form: str, what: str) -> tuple[int, ...]:
-        at = self.skip(struct.calcsize(form), what)
-        return struct.unpack_from(form, self.blob.data, at)
+    def streams(self) -> tuple[Stream, ...]:
+        """Describe the attention rows as the streams of a layout."""
+        return self.rows.streams() if self.rows is not None else ()
 
+    def states(self) -> tuple[State, ...]:
+        """Describe the window and the recurrent part as the states of a layout.
 
-def _part(reader: _Reader, what: str, cells: int, *, transposed: bool) -> Part:
-    if transposed:
-        kind, element, count = reader.read("<iII", what)
-        row = element * count
-    else:
-        kind, row = reader.read("<iQ", what)
-    if kind not in TYPES:
-        raise BlobError(f"{what} is of ggml type {kind}, which this adapter does not know; known are {TYPES}")
-    dtype = dtype_of(TYPES[kind])
-    if not row or row % dtype.group_bytes or (transposed and (dtype.packed or element != dtype.group_bytes)):
-        raise BlobError(f"{what} has rows of {row} bytes, which is no whole number of {dtype.label} elements")
-    reader.skip(row * cells, what)
-    return Part(kind, row)
+        The window's states are bounded by the model's window and nothing else, so they don't depend on the context's size.
+        """
+        if not self.partial:
+            return ()
+        states = [State(POSITION, "u32", (1,))]
+        if self.window is not None:
+            states += [
+                State(
+                    s.name,
+                    s.dtype,
+                    (*s.row_shape[: s.token_axis], self.window_cells, *s.row_shape[s.token_axis :]),
+                    (s.token_axis,),
+                )
+                for s in self.window.streams("window.")
+            ]
+        if self.recurrent is not None:
+            states += [
+                State(name, TYPES[part.ggml_type], (part.elements,)) for name, part in self.recurrent.named() if part.row_bytes
+            ]
+        return tuple(states)
 
-
-def _body(blob: npt.NDArray[np.uint8], offset: int, cells: int, version: int) -> Geometry:
-    reader = _Reader(blob)
-    reader.offset = offset
-    transposed, layers = reader.read("<II", "the header of the layers")
-    if transposed > 1 or not 1 <= layers <= _MAX_LAYERS:
-        raise BlobError(f"the header of the layers reads v_trans {transposed}, {layers} layers")
-    rotation = reader.read("<II", "the rotation words") if version >= 4 else (0, 0)
-    keys = tuple(_part(reader, f"K of layer {i}", cells, transposed=False) for i in range(layers))
-    if not reader.left:
-        raise BlobError("the blob has K and no V (an MLA cache), which this adapter does not take")
-    values = tuple(_part(reader, f"V of layer {i}", cells, transposed=bool(transposed)) for i in range(layers))
-    if reader.left:
-        raise BlobError(f"{reader.left} bytes follow the attention section: a sliding window or recurrent state")
-    return Geometry(version, bool(transposed), (rotation[0], rotation[1]), keys, values)
-
-
-def learn(blob: npt.NDArray[np.uint8], seq_id: int) -> Geometry:
-    """Read the geometry out of a blob of at least one cell.
-
-    Parameters
-    ----------
-    blob : uint8[n]
-        The whole blob.
-    seq_id : int
-        The sequence that it is of.
-
-    Raises
-    ------
-    BlobError
-        When it is anything but one stream of attention rows in a known version; says what was found.
-    """
-    reader = _Reader(blob)
-    magic, sequence, streams = reader.read("<IiI", "the header")
-    if magic != MAGIC or sequence != seq_id:
-        raise BlobError(f"the blob starts with magic {magic:#x} and sequence {sequence}, expected {MAGIC:#x} and {seq_id}")
-    if streams != 1:
-        raise BlobError(f"the blob has {streams} streams of cells, not one: the context was made with kv_unified false")
-    (cells,) = reader.read("<I", "the number of cells")
-    if not cells:
-        raise BlobError("the blob has no cells, so it shows neither types nor shapes")
-    at = reader.skip(cells * CELL.itemsize, "the cells")
-    table = blob[at : at + cells * CELL.itemsize].view(CELL)
-    if (table["sequences"] != 1).any() or (table["sequence"] != seq_id).any():
-        raise BlobError("the cells are not plain (M-RoPE positions?), or belong to several sequences")
-    found: dict[int, Geometry] = {}
-    problems: list[str] = []
-    for version in (3, 4):
-        try:
-            found[version] = _body(blob, reader.offset, cells, version)
-        except BlobError as error:
-            problems.append(f"as version {version}: {error}")
-    if len(found) != 1:
-        raise BlobError("; ".join(problems) or "the blob reads as version 3 and as version 4 alike")
-    return next(iter(found.values()))
+    def identity(self) -> dict[str, str | int]:
+        """Say what of it names a layout, beside the streams and states."""
+        named: dict[str, str | int] = {}
+        if self.version:
+            named["llamacpp.seq_version"] = self.version
+        if self.rows is not None:
+            named.update(self.rows.identity("llamacpp."))
+        if self.mrope:
+            named["llamacpp.mrope"] = 1
+        if self.window is not None:
+            named["llamacpp.window"] = self.window_cells
+            named.update(self.window.identity("llamacpp.window_"))
+        if self.recurrent is not None:
+            named["llamacpp.recurrent"] = self.recurrent.layers
+        return named
