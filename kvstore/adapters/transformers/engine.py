@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from kvstore.adapters.transformers.form import CacheForm, forward, learn
+from kvstore.adapters.transformers.form import CacheForm, learn
 from kvstore.adapters.transformers.identity import model_identity
+from kvstore.adapters.transformers.reader import Reader
 from kvstore.arrays import Array
 from kvstore.errors import EngineError
 from kvstore.ids import Tokens, as_tokens
@@ -47,6 +48,10 @@ class TransformersEngine:
         What the model has computed so far. `feed` extends it.
     position : int
         How many tokens it has seen.
+    form : CacheForm
+        What the model's caches hold.
+    reader : Reader
+        How it reads.
 
     Raises
     ------
@@ -65,7 +70,7 @@ class TransformersEngine:
         identity: Mapping[str, str | int] | None = None,
         block_tokens: int = 0,
     ) -> None:
-        self._model = model
+        self.reader = Reader(model)
         named = model_identity(model, weights=weights, given=identity or {})
         self.form: CacheForm = learn(model)
         self._layout = Layout(self.form.streams(), self.form.states(), name, named, block_tokens=block_tokens)
@@ -94,11 +99,8 @@ class TransformersEngine:
         ids = as_tokens(tokens)
         if chunk < 0:
             raise EngineError(f"chunk must be the most tokens in a pass, or 0 for one pass, got {chunk}")
-        logits = torch.empty(0)
-        for start in range(0, ids.size, chunk or ids.size):
-            part = ids[start : start + (chunk or ids.size)]
-            logits = forward(self._model, self.cache, part)
-            self.position += part.size
+        logits = self.reader.read(self.cache, ids, chunk=chunk)
+        self.position += ids.size
         return logits
 
     def adopt(self, cache: object, length: int) -> None:

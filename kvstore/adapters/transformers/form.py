@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +11,13 @@ import torch
 from transformers import DynamicCache
 
 from kvstore.adapters.transformers.layers import LayerForm, Part, cut, learn_layer
+from kvstore.adapters.transformers.reader import Reader
 from kvstore.adapters.transformers.tensors import tensor_of, view_of
 from kvstore.arrays import Array
 from kvstore.errors import ArrayError, EngineError, LayoutError
-from kvstore.ids import TokenArray
 from kvstore.layout import State, Stream
 
-__all__ = ["CacheForm", "cache_argument", "forward", "learn"]
+__all__ = ["CacheForm", "learn"]
 
 # What a DynamicCache holds beside its layers: `generate` marks a cache that it was given
 _KNOWN = {"layers", "layer_class_to_replicate", "offloading", "only_non_sliding", "_is_user_defined"}
@@ -141,41 +140,8 @@ def learn(model: torch.nn.Module) -> CacheForm:
     if getattr(config, "is_encoder_decoder", False):
         raise LayoutError(f"{type(model).__name__} is an encoder-decoder, whose cross attention this adapter doesn't take")
     cache = DynamicCache(config=config)
-    forward(model, cache, np.zeros(1, np.uint32))
+    Reader(model).read(cache, np.zeros(1, np.uint32))
     form = CacheForm(config, tuple(learn_layer(layer, number) for number, layer in enumerate(cache.layers)))
     if not form.parts:
         raise LayoutError(f"{type(model).__name__} has put nothing into a DynamicCache: it keeps its state elsewhere")
     return form
-
-
-def cache_argument(model: torch.nn.Module) -> str:
-    """Name the argument in which a model takes its cache: `cache` from Transformers 5.24 on, before that one of two others.
-
-    Raises
-    ------
-    LayoutError
-        When it takes none.
-    """
-    names = _arguments(model)
-    for name in ("cache", "past_key_values", "cache_params"):
-        if name in names:
-            return name
-    raise LayoutError(f"{type(model).__name__}.forward takes no cache")
-
-
-def forward(model: torch.nn.Module, cache: DynamicCache, tokens: TokenArray) -> torch.Tensor:
-    """Let a model read tokens on top of a cache; give the logits of the last one, of shape [vocabulary]."""
-    any_model: Any = model
-    extra: dict[str, Any] = {cache_argument(model): cache}
-    if "logits_to_keep" in _arguments(model):
-        extra["logits_to_keep"] = 1  # else they are computed for every token, which is most of the memory of a long prompt
-    ids = torch.from_numpy(tokens.astype(np.int64))[None].to(any_model.get_input_embeddings().weight.device)
-    with torch.no_grad():
-        logits: torch.Tensor = model(input_ids=ids, use_cache=True, return_dict=True, **extra).logits
-    return logits[0, -1]
-
-
-def _arguments(model: torch.nn.Module) -> Mapping[str, inspect.Parameter]:
-    any_model: Any = model
-    base = any_model.get_base_model() if hasattr(any_model, "get_base_model") else any_model  # a PEFT model passes all on
-    return inspect.signature(base.forward).parameters

@@ -157,7 +157,7 @@ class LayerForm:
         for part in self.parts:
             _check_tensor(part, part.of(layer), length, more=bool(held.get(_RECORDS)))
         if self.counts and held.get(_LENGTH) != length:
-            raise ArrayError(f"layer {number} has seen {held.get(_LENGTH)} tokens, {length} are named")
+            raise ArrayError(f"layer {number} has seen {held.get(_LENGTH)} tokens, expected {length} tokens")
         expected = dict(self.constants)
         for name, value in _others(layer, number, {(part.attribute, part.index) for part in self.parts}, ArrayError):
             if name not in expected or value != expected[name]:

@@ -10,10 +10,9 @@ import torch
 from transformers import DynamicCache
 
 from kvstore.adapters.transformers.engine import TransformersEngine
-from kvstore.adapters.transformers.form import cache_argument, forward
 from kvstore.adapters.transformers.generating import Generated, check_call, one_sequence, only_new
 from kvstore.errors import EngineError
-from kvstore.ids import TokenArray, Tokens, as_tokens
+from kvstore.ids import Tokens, as_tokens
 from kvstore.layout import Layout
 from kvstore.store import Namespace, Store
 from kvstore.tier import CascadeResult, SessionTier, TierStats, WriteBehind
@@ -148,14 +147,14 @@ class TransformersSessions:
         cache, reused = self.restore(prompt)
         position = reused
         for pause in self._pauses(reused, last):
-            self._prefill(cache, prompt[position:pause], int(settings.prefill_chunk_size or 0))
+            self._engine.reader.read(cache, prompt[position:pause], chunk=int(settings.prefill_chunk_size or 0))
             self.save(cache, prompt[:pause])
             position = pause
         given = {**arguments, "attention_mask": torch.ones_like(ids)}
         if self._engine.form.recurrent() and settings.prefill_chunk_size:
             given["prefill_chunk_size"] = None  # it would cut up the whole prompt, see `only_new`
         with only_new(self._model, length, position):
-            output = self._model.generate(ids, **{cache_argument(self._model): cache}, **given)
+            output = self._model.generate(ids, **{self._engine.reader.argument: cache}, **given)
         sequences: torch.Tensor = output if isinstance(output, torch.Tensor) else output.sequences
         self.save(cache, sequences[0, :-1].cpu().numpy())
         return Generated(sequences, reused, output)
@@ -172,7 +171,3 @@ class TransformersSessions:
         """Positions in (reused, boundary] at which the prefill stands while a session is saved."""
         if boundary > reused:
             yield boundary
-
-    def _prefill(self, cache: DynamicCache, tokens: TokenArray, chunk: int) -> None:
-        for start in range(0, tokens.size, chunk or tokens.size):
-            forward(self._model, cache, tokens[start : start + (chunk or tokens.size)])
