@@ -14,7 +14,7 @@ from kvstore.errors import ArrayError, EngineError
 from .conftest import Open
 from .models import BLOCK, CONFIGS, DTYPES, engine, model, tokens
 
-GREEDY = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None, "pad_token_id": 0}
+GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None, "pad_token_id": 0}
 
 
 def ids(count: int, seed: int) -> torch.Tensor:

@@ -241,7 +241,7 @@ def _held(part: Any, layer: object) -> torch.Tensor:
     return tensor
 
 
-def _as_in_5_12(layer: Any, conv: torch.Tensor | None, recurrent: torch.Tensor | None) -> None:
+def _as_in_5_12(layer: Any, conv: Any, recurrent: Any) -> None:
     for name in list(vars(layer)):
         delattr(layer, name)
     there = conv is not None

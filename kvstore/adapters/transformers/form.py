@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from transformers import DynamicCache
 
 from kvstore.adapters.transformers.layers import LayerForm, Part, cut, learn_layer
@@ -21,6 +22,9 @@ __all__ = ["CacheForm", "learn"]
 
 # What a DynamicCache holds beside its layers: `generate` marks a cache that it was given
 _KNOWN = {"layers", "layer_class_to_replicate", "offloading", "only_non_sliding", "_is_user_defined"}
+
+# The first version whose models of linear attention read on rightly from any cache, tried with those of the tests
+_RESUMES = (5, 18)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,4 +148,13 @@ def learn(model: torch.nn.Module) -> CacheForm:
     form = CacheForm(config, tuple(learn_layer(layer, number) for number, layer in enumerate(cache.layers)))
     if not form.parts:
         raise LayoutError(f"{type(model).__name__} has put nothing into a DynamicCache: it keeps its state elsewhere")
+    if _version() < _RESUMES and any(part.kind == "state" for part in form.parts):
+        raise LayoutError(
+            f"Transformers {transformers.__version__} lets some layers of linear attention forget their state where several tokens "
+            "are read on top of a cache; install 5.19 or newer"
+        )
     return form
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(number) for number in transformers.__version__.split(".")[:2])

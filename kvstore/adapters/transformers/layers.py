@@ -40,7 +40,7 @@ _ROWS = {
     "indexer_keys": ("index", 0, 1),
     "indexer_position_ids": ("index_position", 1, 2),
 }
-# Tensors without, one or a dict of them by number; before Transformers 5.16 always one
+# Tensors without, one (as in Transformers 5.12) or a dict of them by number
 _STATES = {"conv_states": "conv", "recurrent_states": "recurrent"}
 _LENGTH = "cumulative_length"  # how many tokens a sliding layer has seen
 _WINDOW = "sliding_window"
