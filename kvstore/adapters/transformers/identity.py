@@ -1,0 +1,81 @@
+"""What names a model in one configuration: everything that changes the bytes of its cache."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+from blake3 import blake3
+
+from kvstore.adapters.transformers.tensors import view_of
+from kvstore.errors import LayoutError
+
+__all__ = ["model_identity", "weights_digest"]
+
+# Fields of a configuration that name, describe or ask for output; the version stands in the identity by itself
+_NEUTRAL = {
+    "_name_or_path",
+    "architectures",
+    "dtype",
+    "id2label",
+    "label2id",
+    "output_attentions",
+    "output_hidden_states",
+    "problem_type",
+    "return_dict",
+    "transformers_version",
+    "use_cache",
+}
+
+
+def weights_digest(model: torch.nn.Module) -> str:
+    """Hash a model's parameters and persistent buffers: names, dtypes, shapes and bytes, in order of name.
+
+    Reads all weights once (BLAKE3: about the speed of memory on several cores). Where weights come from a file whose digest is
+    known, that digest serves as well. A LoRA that was loaded into the model is part of it; switching it on and off is not: that
+    belongs into the salt.
+
+    Returns
+    -------
+    str
+        "blake3:" and 64 hexadecimal digits.
+    """
+    hasher = blake3(max_threads=blake3.AUTO)
+    for name, tensor in sorted(model.state_dict().items()):
+        hasher.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+        if tensor.numel():
+            hasher.update(view_of(tensor.contiguous()).reshape(-1).data.cast("B"))
+    return "blake3:" + hasher.hexdigest()
+
+
+def model_identity(model: torch.nn.Module, *, weights: str, given: Mapping[str, str | int]) -> dict[str, str | int]:
+    """Name a model: weights, configuration, implementation, versions, kind of device, and what the caller adds.
+
+    Raises
+    ------
+    LayoutError
+        When `weights` is empty, or the caller names something that is found out here.
+    """
+    if not weights:
+        raise LayoutError("weights must be a digest of the model's weights, e.g. weights_digest(model) or the file's SHA-256")
+    config: Any = model.config
+    kept = {name: value for name, value in json.loads(config.to_json_string(use_diff=False)).items() if name not in _NEUTRAL}
+    any_model: Any = model
+    found: dict[str, str | int] = {
+        "weights": weights,
+        "class": type(model).__name__,
+        "config": blake3(json.dumps(kept, sort_keys=True).encode()).hexdigest(),
+        "dtype": str(any_model.dtype),
+        "attention": str(getattr(config, "_attn_implementation", None)),
+        "experts": str(getattr(config, "_experts_implementation", None)),
+        "transformers": transformers.__version__,
+        "torch": str(torch.__version__),
+        "device": str(any_model.device.type),
+    }
+    twice = sorted(set(found) & set(given))
+    if twice:
+        raise LayoutError(f"{twice} are found out from the model itself; give other keys in identity")
+    return {**found, **given}
