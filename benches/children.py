@@ -2,7 +2,7 @@
 
 A child reads requests from its stdin, each ``{"op": name, ...}``, and answers with events on its stdout: any number of
 ``{"event": "progress", "done": n, "total": m}``, then one that ends the answer. It ends when its stdin does, so it never outlives
-who started it. `benches.serving.serve` is its side. What kinds of children there are say the classes that inherit from `Child`.
+who started it. `benches.serving.serve` is its side. The classes that inherit from `Child` say what kinds of children there are.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benches.harness import median
 from benches.report.numbers import number, ratio, spread
 from benches.report.runs import Machine, Shown
 
@@ -101,7 +102,7 @@ def _layers(s: _Source) -> Row:
     first = sorted(f["seconds"]["first_stream"]["warm"])
     share = s.over("layers", lambda f: 1 / f["shares"]["warm"]["stream"])
     return (
-        f"the first of {f['layers']} layers' {2 * f['layers']} streams, during that restore",
+        f"the first of {f['layers']} layers' {2 * f['layers']} streams, during a warm restore of {f['bytes'] / 1e9:.1f} GB",
         f"{number(first[len(first) // 2] * 1e3)} ms",
         f"the whole takes {share} times as long",
     )
@@ -110,7 +111,7 @@ def _layers(s: _Source) -> Row:
 def _lease(s: _Source) -> Row:
     f = s.figures("lease")
     return (
-        f"a lease with a view of each of its {f['blocks']} blocks",
+        f"a lease on 100,000 tokens with a view of each of their {f['blocks']} blocks",
         f"{number(f['warm']['median_ms'])} ms",
         f"copying the bytes takes {s.over('lease', lambda f: f['warm']['ratio'])} times as long",
     )
@@ -118,7 +119,7 @@ def _lease(s: _Source) -> Row:
 
 def _save(s: _Source) -> Row:
     return (
-        "save of the same as a new session, durable",
+        "save of 100,000 tokens at 16 KiB as a new session, durable",
         f"{number(s.figures('save')['gb_s']['kvstore'])} GB/s",
         f"{s.over('save', lambda f: f['ratio']['kvstore'])} times plain writes with fdatasync every 8 MiB",
     )
@@ -138,6 +139,18 @@ def _memory(s: _Source) -> Row:
     parts = [s.figures("save")["above_mib"], s.figures("restore")["peak_mib"], s.figures("cold")["peak_mib"]]
     saving, warm, cold = (f"{part:.0f}" for part in parts)
     return ("the process's own memory above the arrays, saving, restoring warm and cold", f"{saving}, {warm} and {cold} MiB", "")
+
+
+def _hybrid(s: _Source) -> Iterator[Row]:
+    if "hybrid" not in s.shown:
+        return
+    longest = max(s.figures("hybrid")["restores"], key=lambda one: one["bytes"])
+    beside = longest["beside_ms"]["p50"]
+    yield (
+        f"restore of a hybrid session: {longest['tokens']:,} tokens and {longest['states_bytes'] / 1e6:.0f} MB of recurrent states",
+        f"{number(1e3 * median(longest['seconds']['kvstore']))} ms",
+        f"{number(abs(beside))} ms {'more' if beside > 0 else 'less'} than a plain copy of its bytes",
+    )
 
 
 def _sharing(s: _Source) -> Row:
@@ -164,6 +177,7 @@ def _measured(all_shown: Showns) -> str:
         *_restore(s),
         _cold_row(s, "the same, cold"),
         *(_cold_row(other, f"the same, cold, on {other.machine.file_system} on {other.machine.device}") for other in elsewhere),
+        *_hybrid(s),
         _layers(s),
         _lease(s),
         _save(s),
@@ -172,11 +186,12 @@ def _measured(all_shown: Showns) -> str:
         _sharing(s),
     ]
     m = s.machine
-    doubtful = [name for name in names if s.shown[name].run.outcome.doubts]
+    shown = [name for name in (*names, "hybrid") if name in s.shown]
+    doubtful = [name for name in shown if s.shown[name].run.outcome.doubts]
     doubts = f" Runs with doubts, which the page names: {', '.join(doubtful)}." if doubtful else ""
-    used = [s.shown[name].run for name in names] + [other.shown["cold"].run for other in elsewhere]
+    used = [s.shown[name].run for name in shown] + [other.shown["cold"].run for other in elsewhere]
     versions = dict.fromkeys(run.source or run.version for run in sorted(used, key=lambda run: run.finished, reverse=True))
-    of = f" They are of {len(versions)} versions of the code: the page says which is of which." if len(versions) > 1 else ""
+    of = f" The figures are of {len(versions)} versions of the code: the page says which of which." if len(versions) > 1 else ""
     text = (
         f"On {m.cores} cores of {m.processor} ({m.memory_gib:.0f} GiB of memory, {m.file_system} on {m.device}, Linux {m.kernel}, "
         f"Python {m.python}).\n"

@@ -72,10 +72,11 @@ def test_report_of_all(kept: Path, tmp_path: Path, capsys: Capture) -> None:
     assert "its region 'measured' is written anew" in capsys.readouterr().out
     assert "Not run" not in (tmp_path / "page.md").read_text()
     text = readme.read_text()
-    assert "of the same as a new session, durable" in text
+    assert "as a new session, durable" in text
     assert "\n| the same, cold |" in text
     assert " on another disk | " in text
-    assert "They are of 2 versions of the code" in text
+    assert "The figures are of 2 versions of the code" in text
+    assert "\n| restore of a hybrid session: 600 tokens" in text
 
 
 def test_list_names_all(capsys: Capture) -> None:

@@ -50,9 +50,9 @@ def test_a_child_answers(module: str) -> None:
 @pytest.mark.parametrize(
     ("op", "says"),
     [
-        ("fail", "ValueError: so it is"),
+        ("fail", "failed in fail: ValueError: so it is"),
         ("die", "(?s)exit code 7.*last words"),
-        ("what", "KeyError"),
+        ("what", "failed in what: KeyError"),
         ("crash", "died .SIGSEGV."),
     ],
 )
