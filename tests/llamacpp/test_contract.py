@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benches.llamacpp import Context, Logits, Model
+from benches.llamacpp import Context, Model
+from benches.llamacpp.context import Logits
 from kvstore.adapters.llamacpp import LlamaCppEngine
 from kvstore.arrays import Array
 from kvstore.ids import TokenArray
@@ -52,6 +53,10 @@ class Driver:
         context, _ = self._running[id(engine)]
         position = context.position()
         whole = {name: array.copy() for name, array in engine.arrays(position).items()} if position else {}
+        for name in [name for name in whole if name.startswith("r.")]:
+            # llama.cpp clears the history of a new sequence by multiplying what lay there with zero: until the sequence is as
+            # long as the history, the sign of its zeros is the last user's. Adding zero makes all of them positive.
+            whole[name] += 0
         for stream in engine.layout().streams if position else ():
             whole[stream.name] = whole[stream.name][(slice(None),) * stream.token_axis + (slice(length),)]
         return whole

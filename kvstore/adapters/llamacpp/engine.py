@@ -152,9 +152,12 @@ class LlamaCppEngine:
             stop = min(start + self._step, length)
             if frame is None or frame.cells.rows != stop - start:
                 frame = Frame(self._geometry, self._cells(stop - start))
-            blob = self._room(frame.nbytes)
-            frame.write(blob, self._scratch, stop, restored.tokens)
-            restored.copy_into(frame.streams(blob), start=start, stop=stop)
+                blob = self._room(frame.nbytes)
+                frame.write(blob, self._scratch, stop, restored.tokens)
+                streams = frame.streams(blob)
+            else:
+                frame.place(blob, stop, restored.tokens)
+            restored.copy_into(streams, start=start, stop=stop)
             try:
                 self._set(blob, self._scratch, 0, length)
                 self._functions.copy(self._scratch, self._seq, ALL, ALL)

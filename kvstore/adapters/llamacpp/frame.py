@@ -132,9 +132,15 @@ class Frame:
             blob[offset : offset + len(header)] = np.frombuffer(header, np.uint8)
         for section in (self._rows, self._window):
             table = self._table(blob, section)
-            table["position"] = np.arange(stop - section.cells, stop, dtype="<i4")
             table["sequences"] = 1
             table["sequence"] = seq_id
+        self.place(blob, stop, tokens)
+
+    def place(self, blob: Buffer, stop: int, tokens: TokenArray) -> None:
+        """Write the positions anew, and tokens where cells hold them: for a blob that was written, and is to end elsewhere."""
+        for section in (self._rows, self._window):
+            table = self._table(blob, section)
+            table["position"] = np.arange(stop - section.cells, stop, dtype="<i4")
             if self.geometry.mrope:
                 table["x"] = table["y"] = table["position"]
                 table["token"] = tokens[stop - section.cells : stop]
