@@ -155,7 +155,15 @@ def test_positions_that_were_not_computed_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "says"),
-    [("t5", "encoder-decoder"), ("deepseek_v4", "DeepseekV4"), ("window", "keeps no rows"), ("training", "call model.eval")],
+    [
+        ("t5", "encoder-decoder"),
+        ("deepseek_v4", "DeepseekV4"),
+        ("recurrent_gemma", "nothing into layer 0.*keeps that layer's state elsewhere"),
+        ("xlstm", "has a cache of its own"),
+        ("rwkv", "takes no cache"),
+        ("window", "keeps no rows"),
+        ("training", "call model.eval"),
+    ],
 )
 def test_models_that_are_not_taken_are_named(kind: str, says: str) -> None:
     """A model whose state is of another kind, or changes from run to run, is refused when the engine is made."""
@@ -186,6 +194,14 @@ def _unfit(kind: str) -> Any:
             index_n_heads=2,
             index_head_dim=8,
         )
+        return AutoModelForCausalLM.from_config(config).eval()
+    own = {
+        "recurrent_gemma": {"num_attention_heads": 4, "lru_width": 32, "num_hidden_layers": 3, "attention_window_size": 12},
+        "xlstm": {"num_heads": 2, "num_hidden_layers": 1},
+        "rwkv": {"attention_hidden_size": 32, "num_hidden_layers": 2},
+    }
+    if kind in own:
+        config = AutoConfig.for_model(kind, vocab_size=97, hidden_size=32, pad_token_id=0, **own[kind])
         return AutoModelForCausalLM.from_config(config).eval()
     if kind == "window":
         return model("gemma3_text", sliding_window=1)
