@@ -45,4 +45,4 @@ class Driver:
 
     def observe(self, engine: TransformersEngine) -> bytes:
         """Give the logits of the last position."""
-        return self._logits[id(engine)].float().numpy().tobytes()
+        return bytes(self._logits[id(engine)].float().numpy().tobytes())

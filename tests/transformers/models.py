@@ -82,9 +82,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
-@cache
 def model(name: str, dtype: str = "f32", **changes: Any) -> Any:
-    """Build a model, the same in every process. Its weights are large, so that every row and state shows in what it answers."""
+    """Build a model, once a process, and the same in every process."""
+    return _build(name, dtype, **changes)
+
+
+@cache
+def _build(name: str, dtype: str, **changes: Any) -> Any:
+    """Its weights are large, so that every row and state shows in what it answers."""
     # tied embeddings would let a random model repeat its last token for ever
     config = AutoConfig.for_model(name, **{**CONFIGS[name], "tie_word_embeddings": False, **changes})
     with torch.random.fork_rng(devices=[]):

@@ -19,9 +19,7 @@ from tests.support import run_child
 from .conftest import Open
 from .models import BLOCK, CONFIGS, engine, model, tokens
 
-
-class _Derived(DynamicCache):
-    """As MtpCache and others: more than its base class, or something else by it."""
+_Derived: Any = type("_Derived", (DynamicCache,), {})  # as MtpCache and others: more than its base, or something else by it
 
 
 def _two(name: str) -> DynamicCache:
@@ -157,7 +155,15 @@ def test_positions_that_were_not_computed_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "says"),
-    [("t5", "encoder-decoder"), ("deepseek_v4", "DeepseekV4"), ("window", "keeps no rows"), ("training", "call model.eval")],
+    [
+        ("t5", "encoder-decoder"),
+        ("deepseek_v4", "DeepseekV4"),
+        ("recurrent_gemma", "nothing into layer 0.*keeps that layer's state elsewhere"),
+        ("xlstm", "has a cache of its own"),
+        ("rwkv", "takes no cache"),
+        ("window", "keeps no rows"),
+        ("training", "call model.eval"),
+    ],
 )
 def test_models_that_are_not_taken_are_named(kind: str, says: str) -> None:
     """A model whose state is of another kind, or changes from run to run, is refused when the engine is made."""
@@ -189,10 +195,41 @@ def _unfit(kind: str) -> Any:
             index_head_dim=8,
         )
         return AutoModelForCausalLM.from_config(config).eval()
+    own = {
+        "recurrent_gemma": {"num_attention_heads": 4, "lru_width": 32, "num_hidden_layers": 3, "attention_window_size": 12},
+        "xlstm": {"num_heads": 2, "num_hidden_layers": 1},
+        "rwkv": {"attention_hidden_size": 32, "num_hidden_layers": 2},
+    }
+    if kind in own:
+        config = AutoConfig.for_model(kind, vocab_size=97, hidden_size=32, pad_token_id=0, **own[kind])
+        return AutoModelForCausalLM.from_config(config).eval()
     if kind == "window":
         return model("gemma3_text", sliding_window=1)
     config = AutoConfig.for_model("qwen3", **CONFIGS["qwen3"])
     return AutoModelForCausalLM.from_config(config).train()
+
+
+def test_a_prompt_with_images_is_refused(sessions: Open) -> None:
+    """A model that holds the shifted positions of images, which its cache doesn't tell, reads, saves and generates nothing."""
+    inner = model("qwen3_5_text").model
+    inner.rope_deltas = torch.zeros(1, 1, dtype=torch.int64)  # as after a prompt of text
+    try:
+        kept = sessions("qwen3_5_text", salt=b"images")
+        running = engine("qwen3_5_text")
+        running.feed(tokens(20, 1))
+        inner.rope_deltas -= 5
+        for act in (
+            lambda: running.feed([1]),
+            lambda: running.capture(0, 20),
+            lambda: kept.save(running.cache, tokens(20, 1)),
+            lambda: kept.generate(torch.ones(1, 20, dtype=torch.int64)),
+        ):
+            with pytest.raises(EngineError, match="rope_deltas"):
+                act()
+        inner.rope_deltas = None
+        assert kept.save(running.cache, tokens(20, 1)).captured_tokens == 20
+    finally:
+        del inner.rope_deltas
 
 
 def test_an_identity_is_what_it_says() -> None:

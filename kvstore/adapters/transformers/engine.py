@@ -110,7 +110,10 @@ class TransformersEngine:
         ------
         ArrayError
             When it isn't one sequence of so many tokens in a cache like the model's own. Nothing is changed then.
+        EngineError
+            When the model's last prompt had images, see `Reader.check`.
         """
+        self.reader.check()
         self.form.check(cache, length)
         assert isinstance(cache, DynamicCache)
         self.cache, self.position = cache, length
@@ -129,6 +132,7 @@ class TransformersEngine:
         """
         if not 0 <= start < stop <= self.position:
             raise EngineError(f"the engine stands at {self.position}, asked for [{start}, {stop})")
+        self.reader.check()
         self.form.check(self.cache, self.position)
         states = self.form.states_of(self.cache, stop) if stop == self.position else {}
         return Captured(self.form.rows(self.cache, start, stop), states)

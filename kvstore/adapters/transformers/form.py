@@ -15,7 +15,7 @@ from kvstore.adapters.transformers.layers import LayerForm, Part, cut, learn_lay
 from kvstore.adapters.transformers.reader import Reader
 from kvstore.adapters.transformers.tensors import tensor_of, view_of
 from kvstore.arrays import Array
-from kvstore.errors import ArrayError, EngineError, LayoutError
+from kvstore.errors import ArrayError, EngineError, KVStoreError, LayoutError
 from kvstore.layout import State, Stream
 
 __all__ = ["CacheForm", "learn"]
@@ -144,10 +144,22 @@ def learn(model: torch.nn.Module) -> CacheForm:
     if getattr(config, "is_encoder_decoder", False):
         raise LayoutError(f"{type(model).__name__} is an encoder-decoder, whose cross attention this adapter doesn't take")
     cache = DynamicCache(config=config)
-    Reader(model).read(cache, np.zeros(1, np.uint32))
+    reader = Reader(model)
+    try:
+        reader.read(cache, np.zeros(1, np.uint32))
+    except KVStoreError:
+        raise
+    except Exception as error:  # the model's own code may raise anything
+        raise LayoutError(
+            f"{type(model).__name__} could not read a token on a DynamicCache ({error}): it has a cache of its own"
+        ) from error
     form = CacheForm(config, tuple(learn_layer(layer, number) for number, layer in enumerate(cache.layers)))
-    if not form.parts:
-        raise LayoutError(f"{type(model).__name__} has put nothing into a DynamicCache: it keeps its state elsewhere")
+    for number, layer in enumerate(form.layers):
+        if not layer.parts and layer.kind.__name__ != "DummyLayer":
+            raise LayoutError(
+                f"{type(model).__name__} has put nothing into layer {number} of its cache, a {layer.kind.__name__}: it keeps that "
+                "layer's state elsewhere, where it can't be saved"
+            )
     if _version() < _RESUMES and any(part.kind == "state" for part in form.parts):
         raise LayoutError(
             f"Transformers {transformers.__version__} lets some layers of linear attention forget their state where several tokens "

@@ -22,6 +22,7 @@ _HARMLESS = {
     "prefix_allowed_tokens_fn",
     "streamer",
     "synced_gpus",
+    "tokenizer",
     "use_model_defaults",
 }
 
@@ -87,7 +88,7 @@ def check_call(model: torch.nn.Module, length: int, arguments: Mapping[str, Any]
         raise EngineError(f"generation mode {str(getattr(mode, 'value', mode))!r} isn't taken: greedy search and sampling are")
     for name, fits in (
         ("num_return_sequences", (None, 1)),
-        ("cache_implementation", (None, "dynamic")),
+        ("cache_implementation", (None, "dynamic", "hybrid")),
         ("use_cache", (None, True)),
     ):
         if getattr(settings, name, None) not in fits:
@@ -105,9 +106,14 @@ def only_new(model: torch.nn.Module, length: int, position: int) -> Iterator[Non
     Parameters
     ----------
     model : torch.nn.Module
-        The model.
+        The decoder itself, whose `forward` is called.
     length, position : int
         Tokens of the prompt, and how many of them the cache has seen.
+
+    Raises
+    ------
+    EngineError
+        When nothing was read through the decoder's own call, so that nothing is known of what was read.
     """
     first = True
 
@@ -126,3 +132,5 @@ def only_new(model: torch.nn.Module, length: int, position: int) -> Iterator[Non
         yield
     finally:
         handle.remove()
+    if first:
+        raise EngineError(f"the generation went past the forward pass of {type(model).__name__}; what it has read isn't known")

@@ -10,7 +10,6 @@ import torch
 import transformers
 from blake3 import blake3
 
-from kvstore.adapters.transformers.tensors import view_of
 from kvstore.errors import LayoutError
 
 __all__ = ["model_identity", "weights_digest"]
@@ -47,7 +46,7 @@ def weights_digest(model: torch.nn.Module) -> str:
     for name, tensor in sorted(model.state_dict().items()):
         hasher.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
         if tensor.numel():
-            hasher.update(view_of(tensor.contiguous()).reshape(-1).data.cast("B"))
+            hasher.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return "blake3:" + hasher.hexdigest()
 
 

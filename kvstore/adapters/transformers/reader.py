@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from kvstore.errors import LayoutError
+from kvstore.errors import EngineError, LayoutError
 from kvstore.ids import TokenArray
 
 __all__ = ["Reader"]
+
+_SHIFT = "rope_deltas"  # by how much images shift the positions of what follows them: kept by the model for one prompt
 
 
 class Reader:
@@ -27,6 +29,8 @@ class Reader:
     ----------
     argument : str
         In which it takes a cache: `cache` from Transformers 5.24 on, before that one of two other names.
+    decoder : torch.nn.Module
+        The model itself, or the one inside a PEFT model.
 
     Raises
     ------
@@ -42,12 +46,31 @@ class Reader:
         if found is None:
             raise LayoutError(f"{type(base).__name__}.forward takes no cache; expected a causal language model")
         self.argument: str = found
+        self.decoder: torch.nn.Module = base
         self._model = any_model
+        self._shifting = [module for module in base.modules() if hasattr(module, _SHIFT)]
         # else logits are computed for every token, which is most of the memory of a long prompt
         self._extra = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
 
+    def check(self) -> None:
+        """Refuse a model that holds the positions of images: they stand beside its cache, so no cache is the whole state.
+
+        Raises
+        ------
+        EngineError
+            When the last prompt that the model read had images. One of text clears it.
+        """
+        for module in self._shifting:
+            shift = getattr(module, _SHIFT)
+            if shift is not None and bool((shift != 0).any()):
+                raise EngineError(
+                    f"{type(module).__name__} holds {_SHIFT} of a prompt with images, which no cache tells: such sessions are not "
+                    f"taken. For a prompt of text set its {_SHIFT} to None first, or it will be read at shifted positions"
+                )
+
     def read(self, cache: DynamicCache, tokens: TokenArray, *, chunk: int = 0) -> torch.Tensor:
         """Read tokens, at most `chunk` in a pass (0: all in one); give the logits of the last one, of shape [vocabulary]."""
+        self.check()
         device = self._model.get_input_embeddings().weight.device
         logits = torch.empty(0)
         for start in range(0, tokens.size, chunk or tokens.size):

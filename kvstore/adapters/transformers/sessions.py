@@ -153,7 +153,7 @@ class TransformersSessions:
         given = {**arguments, "attention_mask": torch.ones_like(ids)}
         if self._engine.form.recurrent() and settings.prefill_chunk_size:
             given["prefill_chunk_size"] = None  # it would cut up the whole prompt, see `only_new`
-        with only_new(self._model, length, position):
+        with only_new(self._engine.reader.decoder, length, position):
             output = self._model.generate(ids, **{self._engine.reader.argument: cache}, **given)
         sequences: torch.Tensor = output if isinstance(output, torch.Tensor) else output.sequences
         self.save(cache, sequences[0, :-1].cpu().numpy())
