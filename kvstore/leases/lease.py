@@ -10,11 +10,11 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.arrays import Array, StreamArray, check_named, check_rows, rows_of, writeable
+from kvstore.arrays import Array, StreamArray, rows_of
 from kvstore.errors import ArrayError, BlockDamaged, IndexDamaged, LeaseClosedError, ViewsAliveError
 from kvstore.ids import TokenArray, token_bytes
-from kvstore.kernel import Rows
 from kvstore.layout import Stream
+from kvstore.leases.described import Described, describe
 from kvstore.leases.device import DeviceTransfer, start_device_copy
 from kvstore.leases.fill import Filler
 from kvstore.leases.located import Located, locate_rows, locate_states
@@ -144,6 +144,7 @@ class Lease:
         self._checkpoint = found.checkpoint
         self._streams = {stream.name: (i, stream) for i, stream in enumerate(scope.layout.streams)}
         self._validated = False
+        self._described = Described(scope.layout)
         self.length = found.length
         self.tokens = tokens[: found.length]
         self._located = locate_rows(scope, pin, found)
@@ -175,6 +176,7 @@ class Lease:
     def _end(self) -> None:
         pin, self._pin = self._pin, None
         if pin is not None:
+            self._described.forget()
             pin.drop()
 
     def close(self) -> None:
@@ -225,7 +227,8 @@ class Lease:
         """Copy rows of positions [start, stop) of each named stream into the caller's arrays, checking every byte in the same pass.
 
         So a session can go through a buffer that is smaller than it, piece by piece; a piece costs what it holds, however long
-        the session is. Blocks are checked whole: what is wrong with the last block of the range behind `stop` is met as well.
+        the session is, and least with the same arrays each time (the lease keeps those of the last call). Blocks are checked
+        whole: what is wrong with the last block of the range behind `stop` is met as well.
 
         Parameters
         ----------
@@ -252,7 +255,7 @@ class Lease:
         """
         source = self._source()
         blocks, tokens = self._range(start, stop)
-        self._filler.rows(self._destinations(arrays, tokens), blocks=blocks, tokens=tokens, threads=threads)
+        self._filler.rows(self._described.rows(arrays, tokens), blocks=blocks, tokens=tokens, threads=threads)
         source.restored((stream for name, (_, stream) in self._streams.items() if name in arrays), tokens)
 
     def start_copy(
@@ -283,7 +286,7 @@ class Lease:
         """
         source = self._source()
         blocks, tokens = self._range(start, stop)
-        rows = self._destinations(arrays, tokens)
+        rows = describe(self._scope.layout, arrays, tokens)
         named = [i for name, (i, _) in self._streams.items() if name in arrays]
         return start_copy(source, rows, named, blocks, tokens, threads)
 
@@ -347,21 +350,6 @@ class Lease:
                 f"starts at a multiple of {step}, the tokens of a block"
             )
         return slice(start // step, -(-stop // step)), stop - start
-
-    def _destinations(self, arrays: Mapping[str, StreamArray], tokens: int) -> list[Rows]:
-        check_named(self._scope.layout, arrays, all_of_them=False)
-        rows = []
-        for name, (_, stream) in self._streams.items():
-            array = arrays.get(name)
-            if array is not None:
-                check_rows(stream, array, tokens, exact=False)
-                if not writeable(array):
-                    raise ArrayError(f"stream {name!r}: the destination is read-only")
-            if array is None or not stream.rows(tokens):
-                rows.append(Rows.skip(row_bytes=stream.row_bytes, tokens_per_row=stream.tokens_per_row))
-                continue
-            rows.append(rows_of(stream, array))
-        return rows
 
     def states(self) -> dict[str, Array]:
         """Copies of all states at position `length`, every byte checked; empty for a layout without states.
