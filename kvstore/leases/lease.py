@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import overload
 
 import numpy as np
-import numpy.typing as npt
 
 from kvstore.arrays import Array, StreamArray, rows_of
 from kvstore.errors import ArrayError, BlockDamaged, IndexDamaged, LeaseClosedError, ViewsAliveError
 from kvstore.ids import TokenArray, token_bytes
 from kvstore.layout import Stream
+from kvstore.leases.blocks import Blocks, LeasedBlock, Views
 from kvstore.leases.described import Described, describe
 from kvstore.leases.device import DeviceTransfer, start_device_copy
 from kvstore.leases.fill import Filler
-from kvstore.leases.located import Located, locate_rows, locate_states
+from kvstore.leases.located import locate_rows, locate_states
 from kvstore.leases.mapped import Mapped, map_blocks
 from kvstore.leases.match import Found, find_prefix
 from kvstore.leases.pin import Pin
@@ -26,102 +24,9 @@ from kvstore.records.states import unpack_states
 from kvstore.scope import NamespaceScope
 from kvstore.staging import Staging
 
-__all__ = ["Lease", "LeasedBlock", "open_lease"]
+__all__ = ["Lease", "open_lease"]
 
 _MARGIN = 64  # alignment of packed states in memory
-
-
-class LeasedBlock:
-    """One block of a lease. Its arrays are made when asked for.
-
-    Attributes
-    ----------
-    file_offset : int
-        Offset of the payload in the data file, a multiple of 4 KiB.
-    payload_bytes : int
-        Length of the payload.
-    """
-
-    __slots__ = ("_index", "_lease", "_located", "file_offset", "payload_bytes")
-
-    def __init__(self, lease: Lease, located: Located, index: int, file_offset: int, payload_bytes: int) -> None:
-        self._lease = lease
-        self._located = located
-        self._index = index
-        self.file_offset = file_offset
-        self.payload_bytes = payload_bytes
-
-    @property
-    def block_id(self) -> bytes:
-        """32 bytes."""
-        return self._located.ids[self._index]
-
-    @property
-    def start(self) -> int:
-        """Position of its first row."""
-        return int(self._located.start[self._index])
-
-    @property
-    def tokens(self) -> int:
-        """Positions of it that belong to the lease."""
-        return int(self._located.used[self._index])
-
-    @property
-    def held_tokens(self) -> int:
-        """Positions that it holds rows for; more than `tokens` where the lease ends inside it."""
-        return int(self._located.held[self._index])
-
-    @property
-    def sums(self) -> npt.NDArray[np.uint32]:
-        """CRC32C of each stream's segment: uint32."""
-        found: npt.NDArray[np.uint32] = self._located.sums[self._index]
-        return found
-
-    @property
-    def payload(self) -> npt.NDArray[np.uint8]:
-        """The payload on the map: read-only, not copied, not validated (see `Lease.validate`).
-
-        Stays valid as long as it lives, after the lease too. Reading a page that the disk cannot deliver, or that was
-        truncated away meanwhile, kills the process: copy instead where that matters.
-        """
-        return self._lease._open().view(self.file_offset, self.payload_bytes)
-
-    def stream(self, name: str) -> Array:
-        """The block's rows of one stream that belong to the lease: a read-only view, as `payload`."""
-        index, stream = self._lease._stream(name)
-        start = self._lease._segments(self.held_tokens)[index]
-        whole = self.payload[start : start + stream.rows(self.held_tokens) * stream.row_bytes]
-        array = whole.view(stream.view_dtype).reshape(stream.array_shape(self.held_tokens))
-        return array[(slice(None),) * stream.token_axis + (slice(0, stream.rows(self.tokens)),)]
-
-
-class _Blocks(Sequence[LeasedBlock]):
-    """The blocks of a lease, each made when asked for: who wants one of hundreds pays for one. Keeps the lease alive."""
-
-    __slots__ = ("_lease", "_lengths", "_located", "_offsets")
-
-    def __init__(self, lease: Lease, located: Located) -> None:
-        self._lease = lease
-        self._located = located
-        self._offsets: list[int] = located.offset.tolist()  # all at once: a numpy scalar for each costs more than its block
-        self._lengths: list[int] = located.payload_bytes.tolist()
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    @overload
-    def __getitem__(self, index: int) -> LeasedBlock: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[LeasedBlock]: ...
-    def __getitem__(self, index: int | slice) -> LeasedBlock | Sequence[LeasedBlock]:
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(len(self))[index])
-        at = range(len(self))[index]
-        return LeasedBlock(self._lease, self._located, at, self._offsets[at], self._lengths[at])
-
-    def __iter__(self) -> Iterator[LeasedBlock]:
-        every = range(len(self))
-        return map(LeasedBlock, repeat(self._lease), repeat(self._located), every, self._offsets, self._lengths)
 
 
 class Lease:
@@ -196,11 +101,16 @@ class Lease:
     def blocks(self) -> Sequence[LeasedBlock]:
         """The blocks that hold the rows, in order of position. A block is made when it is asked for."""
         self._open()
-        return _Blocks(self, self._located)
+        return Blocks(self, self._located)
 
-    def views(self, name: str) -> list[Array]:
-        """One read-only array for each block: the rows of a stream, in order of position. See `LeasedBlock.stream`."""
-        return [block.stream(name) for block in self.blocks]
+    def views(self, name: str) -> Sequence[Array]:
+        """One read-only array for each block: the rows of a stream, in order of position.
+
+        An array is made when it is asked for; each, and the sequence itself, stays valid as long as it lives, after the lease
+        too. Nothing is copied and nothing validated: see `LeasedBlock.payload`.
+        """
+        pin = self._open()
+        return Views(self._scope.layout, self._stream(name)[0], pin, self._located)
 
     def map(self) -> Mapped:
         """All blocks as one writeable run of memory in pages of equal size, made of the store's own file pages.
@@ -393,9 +303,6 @@ class Lease:
             return self._streams[name]
         except KeyError:
             raise ArrayError(f"the layout has no stream {name!r}; it has {list(self._streams)}") from None
-
-    def _segments(self, tokens: int) -> tuple[int, ...]:
-        return self._scope.layout.segments(tokens)
 
 
 def open_lease(scope: NamespaceScope, tokens: TokenArray, limit: int) -> Lease:
