@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from kvstore.arrays import Array, StreamArray
 from kvstore.errors import BlockDamaged
-from kvstore.ids import TokenArray, as_tokens
+from kvstore.ids import TokenArray, Tokens, as_tokens
 from kvstore.tier.protocol import Engine
 
 
@@ -22,7 +22,7 @@ def rows(engine: Engine, start: int, stop: int) -> dict[str, Array]:
 class Snapshot:
     """A stored prefix, taken from an engine block by block as cascade does it."""
 
-    def __init__(self, engine: Engine, tokens: Sequence[int]) -> None:
+    def __init__(self, engine: Engine, tokens: Tokens) -> None:
         self._layout, self._tokens = engine.layout(), as_tokens(tokens)
         pieces: list[dict[str, Array]] = []
         for start in range(0, len(tokens), self._layout.block_tokens):

@@ -179,8 +179,8 @@ def test_rotation_is_identity(version: int) -> None:
     made = [blob(range(2), version=version) for _ in range(2)]
     if version == 4:
         at = 16 + 2 * 12 + 8
-        assert struct.unpack_from("<II", made[1], at) == (64, 64)
-        struct.pack_into("<I", made[1], at, 0)
+        assert struct.unpack_from("<II", made[1].data, at) == (64, 64)
+        struct.pack_into("<I", made[1].data, at, 0)
     named = [learn(each, 1).identity() for each in made]
     assert (named[0] == named[1]) == (version == 3)
     assert named[0]["llamacpp.rotation_k"] == (64 if version == 4 else 0)

@@ -130,17 +130,19 @@ def test_branches_on_one_dirty_engine(tiny: Models, tmp_path: Path, name: str) -
 
 
 @pytest.mark.parametrize("name", WINDOW_KINDS)
-@pytest.mark.parametrize("settings", [{"swa_full": False}, {"flash_attn": False}, {"swa_full": False, "n_ctx": 512}], ids=str)
+@pytest.mark.parametrize("settings", [{"swa_full": False}, {"swa_full": False, "flash_attn": False}], ids=str)
 def test_a_window_that_has_gone_round(tiny: Models, name: str, settings: dict[str, Any]) -> None:
     """A window whose cells were used again comes out in order and goes back whole; logits then differ in last bits at most."""
-    prompt = random_tokens(5, 470)
+    prompt = random_tokens(5, 306)  # a window of 64 in 256 cells: its last positions are in the first cells again
     with running(tiny[name], name, **settings) as (context, engine), running(tiny[name], name, **settings) as (other, restored):
-        context.decode(prompt[:450], 0)
-        snapshot = Snapshot(engine, prompt[:450])
+        context.decode(prompt[:286], 0)
+        snapshot = Snapshot(engine, prompt[:286])
         restored.apply(snapshot)
-        hashes = [state_hash(e.layout(), e.arrays(450), 450) for e in (engine, restored)]
+        assert raw_blob(context) != raw_blob(other)  # the same cells in another order
+        assert len(raw_blob(context)) == len(raw_blob(other))
+        hashes = [state_hash(e.layout(), e.arrays(286), 286) for e in (engine, restored)]
         assert hashes[0].differing(hashes[1]) == ()
-        expected, logits = (c.decode(prompt[450:], 450) for c in (context, other))
+        expected, logits = (c.decode(prompt[286:], 286) for c in (context, other))
         assert np.abs(expected - logits).max() < 0.02 * np.abs(expected).max()
 
 
