@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kvstore import Layout
@@ -145,7 +146,9 @@ MUTANTS: dict[str, Mutant] = {
             "drafter.ring_at",
         )
     },
-    "hybrid never reads the ring": Mutant(HybridDriver(UnreadDrafter), "negative_controls", "omission of drafter.ring would"),
+    "hybrid never reads the ring": Mutant(
+        HybridDriver(partial(UnreadDrafter, "f16")), "negative_controls", "omission of drafter.ring would"
+    ),
     "hybrid without the shift": Mutant(
         HybridDriver(Unshifted), "round_trip", f"{_FRESH} 161 drafter.k, drafter.v differ: drafter.k (row 0"
     ),
