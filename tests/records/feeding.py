@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from kvstore import KVStoreError
-from kvstore.adapters.llamacpp.frame import Frame
-from kvstore.adapters.llamacpp.geometry import learn
+from kvstore.adapters.llamacpp.frame import Cells, Frame, fit
+from kvstore.adapters.llamacpp.learn import learn
 from kvstore.errors import IndexDamaged
 from kvstore.records.block import Ref
 from kvstore.records.columns import RefColumns
@@ -45,18 +45,18 @@ def _blob(raw: bytes) -> object:
     """Learn a blob; what is learned has to describe it to the last byte."""
     made = np.frombuffer(raw, np.uint8)
     geometry = learn(made, 1)
-    cells = int.from_bytes(raw[12:16], "little")
-    assert Frame(geometry, cells).nbytes == made.size
+    rows = int.from_bytes(raw[12:16], "little")
+    assert fit(geometry, rows, int(geometry.recurrent is not None), made.size).nbytes == made.size
     return geometry
 
 
 def _framed(name: str) -> Callable[[bytes], object]:
-    frame = Frame(learn(_BLOBS[name], 1), 3)
+    frame = Frame(learn(_BLOBS[name], 1), Cells(3, None, None))
 
     def check(raw: bytes) -> object:
         made = np.frombuffer(raw, np.uint8).copy()
-        frame.check(made, 1, 0)
-        return {stream: rows.nbytes for stream, rows in frame.arrays(made).items()}
+        frame.check(made, 1, 3, at=3)
+        return {stream: rows.nbytes for stream, rows in frame.streams(made).items()}
 
     return check
 
