@@ -39,6 +39,9 @@ class CheckpointPolicy:
     least_gain : int
         But not there when the last checkpoint is less than so many tokens back: a chat that hides reasoning leaves its own past
         a few tokens behind each turn's boundary.
+    drop_answers : bool
+        Drop an answer, rows and states, once its client has come back to the turn's boundary and gone on without it, as one does
+        that hides reasoning: it won't be asked for again. Seen by the tier that saved it, for its last 16 answers.
     boundary : int
         How many tokens before the end of a prompt the turn's checkpoint lies. With 1 the same prompt can be resumed when it is
         sent again, since something is left to compute. At a template whose last tokens (an opening tag, say) are left out of the
@@ -54,6 +57,7 @@ class CheckpointPolicy:
     every: int = 0
     at_branches: bool = True
     least_gain: int = 128
+    drop_answers: bool = True
     boundary: int = 1
 
     def __post_init__(self) -> None:

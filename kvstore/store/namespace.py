@@ -16,7 +16,7 @@ from kvstore.radix import Removed, nodes, walk
 from kvstore.saving import Saver, SaveResult
 from kvstore.scope import NamespaceScope, StoreScope
 
-__all__ = ["EvictResult", "Namespace", "evict_all"]
+__all__ = ["EvictResult", "Namespace", "evict_all", "evict_session"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +140,7 @@ class Namespace:
             with scope.store.environment.reading() as txn:
                 root = scope.root(txn)
             return evict_all(scope.store, root)
-        removed = Removed()
-        left = prompt
-        while left:
-            part, left = scope.store.transact(partial(_evict_session, scope, left))
-            removed.add(part)
-        return _result(scope.store, removed)
+        return evict_session(scope, prompt)
 
     @property
     def scope(self) -> NamespaceScope:
@@ -159,6 +154,24 @@ class Namespace:
 
 def _limit(prompt: TokenArray, limit: int | None) -> int:
     return prompt.size if limit is None else max(0, min(int(limit), prompt.size))
+
+
+def evict_session(scope: NamespaceScope, prompt: bytes, *, durable: bool = True) -> EvictResult:
+    """Remove what only one session uses; see `Namespace.evict`.
+
+    Parameters
+    ----------
+    prompt : bytes
+        Its tokens as uint32 little-endian.
+    durable : bool
+        False where it doesn't matter when a crash brings it back.
+    """
+    removed = Removed()
+    left = prompt
+    while left:
+        part, left = scope.store.transact(partial(_evict_session, scope, left), durable=durable)
+        removed.add(part)
+    return _result(scope.store, removed)
 
 
 def _evict_session(scope: NamespaceScope, prompt: bytes, txn: Writer) -> tuple[Removed, bytes]:

@@ -15,8 +15,10 @@ from typing import Literal
 
 from kvstore.errors import ForkedStoreError, KVStoreError
 from kvstore.ids import common_tokens
+from kvstore.radix import checkpoints
 from kvstore.saving import Piece, publish_piece
 from kvstore.scope import NamespaceScope, SaveUnderWay
+from kvstore.store.namespace import evict_session
 from kvstore.tier.stats import TierCounters
 
 __all__ = ["Session", "WriteBehind"]
@@ -57,6 +59,32 @@ class _Job:
         self.piece.release(self.session.scope)
 
 
+@dataclass(slots=True, eq=False)
+class _Drop:
+    """A session to remove once another is stored whole."""
+
+    scope: NamespaceScope
+    session: bytes
+    follower: bytes
+    counters: TierCounters
+    size: int = 0
+
+    def run(self) -> None:
+        """Remove it. Not worth failing for: what stays goes in its turn."""
+        try:
+            with self.scope.store.environment.reading() as txn:
+                root, bad = self.scope.root(txn), self.scope.store.bad(txn)
+                stored = checkpoints.has_checkpoint(txn, root, self.follower, bad)
+            if stored and evict_session(self.scope, self.session, durable=False).nodes:
+                self.counters.add(dropped_answers=1)
+        except Exception as error:
+            _log.debug("an answer that was left out of its session's history is kept: %s: %s", type(error).__name__, error)
+
+    def release(self) -> None:
+        """Let go of the file."""
+        self.scope.store.environment.release()
+
+
 class WriteBehind:
     """Publishes pieces on a thread of its own, in order. Several tiers of one process may share one. Thread-safe.
 
@@ -74,7 +102,7 @@ class WriteBehind:
             raise ValueError(f"max_bytes must be positive and when_full 'block' or 'drop', got {max_bytes}, {when_full!r}")
         self.max_bytes = max_bytes
         self.when_full = when_full
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[_Job | _Drop] = deque()
         self._sessions: list[Session] = []
         self._bytes = 0
         self._queued = self._done = 0
@@ -104,7 +132,7 @@ class WriteBehind:
             if self._closed:
                 session.failed = session.failed or "the tier is closed"
             if not session.failed:
-                self._ensure_thread(session)
+                session.failed = self._ensure_thread()
             if session.failed:
                 job.release()
                 return False
@@ -115,17 +143,29 @@ class WriteBehind:
             self._changed.notify_all()
         return True
 
-    def _ensure_thread(self, session: Session) -> None:
-        """Have a thread that publishes. The condition is held."""
+    def drop(self, scope: NamespaceScope, session: bytes, follower: bytes, counters: TierCounters) -> None:
+        """Remove a session, as far as no other uses it, after what is queued by now: if `follower` is stored whole then."""
+        scope.store.environment.retain()
+        job = _Drop(scope, session, follower, counters)
+        with self._changed:
+            if self._closed or self._ensure_thread():
+                job.release()
+                return
+            self._jobs.append(job)
+            self._queued += 1
+            self._changed.notify_all()
+
+    def _ensure_thread(self) -> str:
+        """Have a thread that publishes; says why not, else nothing. The condition is held."""
         if self._thread is not None and self._thread.is_alive():
-            return
+            return ""
         thread = threading.Thread(target=self._run, name="kvstore-write-behind", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # too many threads, or the interpreter is going down
-            session.failed = f"no thread to write with: {error}"
-        else:
-            self._thread = thread
+            return f"no thread to write with: {error}"
+        self._thread = thread
+        return ""
 
     def finish(self, session: Session) -> None:
         """Announce that a cascade has queued all its pieces."""
@@ -195,6 +235,13 @@ class WriteBehind:
                 if not self._jobs:
                     return
                 job = self._jobs.popleft()
+            if isinstance(job, _Drop):
+                try:
+                    job.run()
+                finally:
+                    job.release()
+                    self._did(0)
+                continue
             try:
                 if not job.session.failed:
                     self._publish(job)
@@ -207,13 +254,19 @@ class WriteBehind:
             finally:
                 job.release()
                 with self._changed:
-                    self._bytes -= job.size
-                    self._done += 1
+                    self._did(job.size)
                     job.session.left -= 1
                     half_way = self._settle(job.session)
                     self._changed.notify_all()
                 if half_way:
                     _take_back(job.session)
+
+    def _did(self, size: int) -> None:
+        """Count a job that is through."""
+        with self._changed:
+            self._bytes -= size
+            self._done += 1
+            self._changed.notify_all()
 
     def _publish(self, job: _Job) -> None:
         session = job.session

@@ -22,6 +22,7 @@ from kvstore.leases import open_lease
 from kvstore.radix import CheckpointPolicy
 from kvstore.saving import stored_prefix
 from kvstore.store import Namespace, Store
+from kvstore.tier.answers import Answers
 from kvstore.tier.behind import WriteBehind
 from kvstore.tier.capture import Capturer
 from kvstore.tier.handed import Handed
@@ -95,6 +96,7 @@ class SessionTier:
         self._owns = write_behind is None
         self._behind = write_behind if write_behind is not None else WriteBehind()
         self._capturer = Capturer(self._namespace.scope, engine, self._behind, self._counters, check=check)
+        self._answers = Answers()
         self._closed = False
 
     def __enter__(self) -> SessionTier:
@@ -137,6 +139,8 @@ class SessionTier:
         """
         self._check_open()
         prompt = as_tokens(tokens)
+        if self._drops_answers:
+            self._answers.asked(token_bytes(prompt), self._namespace.scope.policy.boundary)
         most = prompt.size - 1 if limit is None else min(max(limit, 0), prompt.size - 1)
         started = time.perf_counter()
         try:
@@ -227,8 +231,18 @@ class SessionTier:
             stored, captured, missed = 0, 0, f"{type(error).__name__}: {error}"
             _log.warning("a cascade of %d tokens is a miss: %s", prompt.size, missed)
             self._counters.add(faults=1, save_misses=1)
+        else:
+            if self._drops_answers and not missed:
+                for answer in self._answers.cascaded(token_bytes(prompt)):
+                    self._behind.drop(self._namespace.scope, answer, token_bytes(prompt), self._counters)
         self._counters.add(capture_seconds=time.perf_counter() - started)
         return CascadeResult(prompt.size, stored, captured, missed)
+
+    @property
+    def _drops_answers(self) -> bool:
+        """Whether answers that a client leaves out of its history go: where they cost states, unless the policy keeps them."""
+        scope = self._namespace.scope
+        return bool(scope.layout.states) and scope.policy.drop_answers
 
     def pauses(self, tokens: Tokens, reused: int) -> tuple[int, ...]:
         """Say where to stop for a cascade while a prompt is computed.

@@ -26,6 +26,8 @@ class TierStats:
         Calls; those whose session is stored whole by now; those that aren't.
     new_tokens, new_bytes : int
         Tokens that cascades added, and bytes of block values written for them.
+    dropped_answers : int
+        Answers that were removed, because their clients had gone on without them.
     shared_blocks_checked, differing_blocks : int
         With `check=True`: stored blocks compared with the engine's rows, and those that differed.
     restore_seconds, capture_seconds, save_seconds : float
@@ -44,6 +46,7 @@ class TierStats:
     save_misses: int = 0
     new_tokens: int = 0
     new_bytes: int = 0
+    dropped_answers: int = 0
     shared_blocks_checked: int = 0
     differing_blocks: int = 0
     restore_seconds: float = 0.0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore import CheckpointPolicy, SessionTier, Store
+from kvstore import Captured, CheckpointPolicy, SessionTier, Store
 from kvstore.errors import KVStoreError
 from kvstore.testing import HashEngine
 from tests.store.index import all_nodes, checkpoints_on
@@ -101,7 +103,7 @@ def test_a_common_beginning_too_short_to_pay(store: Store) -> None:
 
 
 def test_hidden_reasoning_leaves_no_states_behind_each_boundary(store: Store) -> None:
-    """A chat that hides reasoning parts from its own past a few tokens behind each turn's boundary: nothing is saved there."""
+    """A chat that hides reasoning parts from its own past a few tokens behind each turn's boundary: no state is saved there."""
     prompt, length = list(SYSTEM), 1
     for turn in range(6):
         reused, spans = prefilled(store, prompt, answer=[900, 901, 800 + turn, *range(20)])
@@ -109,6 +111,90 @@ def test_hidden_reasoning_leaves_no_states_behind_each_boundary(store: Store) ->
         assert [stop for _, stop in spans] == [len(prompt) - 1, len(prompt)]
         length = len(prompt)
         prompt = [*prompt, 900, 901, *range(600 + turn, 640 + turn)]  # the history opens as the answer did, without its reasoning
+
+
+def conversation(store: Store, turns: int, *, policy: CheckpointPolicy | None = None, tier_each_turn: bool = False) -> list[int]:
+    """A chat whose client leaves each turn's reasoning out of the history; give the prompt that would come next."""
+    prompt, boundary = list(SYSTEM), 1
+    engine = HashEngine(HYBRID)
+    tier = SessionTier(store, engine, checkpoints=policy)
+    for turn in range(turns):
+        if tier_each_turn:
+            tier.close()
+            engine = HashEngine(HYBRID)
+            tier = SessionTier(store, engine, checkpoints=policy)
+        assert tier.prefill(prompt, partial(_feed, engine, prompt)) == boundary - 1
+        answer = [900, 901, 800 + turn, *range(20)]
+        engine.feed(answer)
+        tier.cascade([*prompt, *answer])
+        tier.flush()
+        assert engine.state_hash() == uninterrupted(HYBRID, [*prompt, *answer]).state_hash()
+        boundary = len(prompt)
+        prompt = [*prompt, 900, 901, *range(600 + turn, 640 + turn)]
+    assert tier.stats.faults == tier.stats.save_misses == 0
+    assert tier.stats.dropped_answers == (0 if tier_each_turn or (policy and not policy.drop_answers) else turns - 1)
+    tier.close()
+    return prompt
+
+
+def test_an_answer_that_is_left_out_is_dropped(store: Store) -> None:
+    """The reasoning that a client doesn't send back goes with the next turn: a long chat keeps two checkpoints and no dead rows."""
+    prompt = conversation(store, 8)
+    [info] = store.namespaces()
+    assert (info.sessions, info.checkpoints) == (1, 2)
+    assert info.tokens == len(prompt) - 42 + 23  # the last prompt that was read, and its answer
+    with SessionTier(store, HashEngine(HYBRID)) as tier:
+        assert checkpoints_on(tier.namespace, prompt) == [len(prompt) - 43, len(prompt) - 42 + 23]
+
+
+@pytest.mark.parametrize("why", ["the policy says so", "another tier saved it"])
+def test_an_answer_that_is_kept(store: Store, why: str) -> None:
+    """Answers stay where the policy keeps them, and where the tier that sees the next turn doesn't know them."""
+    kept = why == "the policy says so"
+    conversation(store, 4, policy=CheckpointPolicy(drop_answers=not kept), tier_each_turn=not kept)
+    [info] = store.namespaces()
+    assert info.sessions == 4
+
+
+def test_other_answers_to_one_prompt_stay(store: Store) -> None:
+    """The same prompt again keeps the first answer beside the second; so do an edited prompt, and a history that has the answer."""
+    first, second = [*SYSTEM, 1, 2, 3], [*SYSTEM, 1, 5, 6, 7]
+    engine = HashEngine(HYBRID)
+    with SessionTier(store, engine) as tier:
+
+        def turn(prompt: list[int], answer: list[int], expected: int) -> None:
+            assert tier.prefill(prompt, partial(_feed, engine, prompt)) == expected
+            engine.feed(answer)
+            tier.cascade([*prompt, *answer])
+            tier.flush()
+
+        turn(SYSTEM, first[203:], 0)
+        turn(SYSTEM, second[203:], 202)
+        for answered in (first, second):
+            assert checkpoints_on(tier.namespace, answered)[-1] == len(answered)
+        turn([*second, 8], [9], len(second))  # goes on from the second
+        turn([*SYSTEM[:-5], 77, 78], [1], 0)  # edited before its end
+        assert tier.stats.dropped_answers == 1  # the first: `second` leaves it, and has its own answer in the history
+        assert len(second) in checkpoints_on(tier.namespace, second)
+        assert len(first) not in checkpoints_on(tier.namespace, first)
+
+
+def test_an_answer_stays_when_the_next_turn_is_not_stored(store: Store) -> None:
+    """What a turn supersedes goes only once the turn's own states are in the store."""
+    engine = HashEngine(HYBRID)
+    with SessionTier(store, engine) as tier:
+        tier.prefill(SYSTEM, partial(_feed, engine, SYSTEM))
+        engine.feed([1, 2, 3])
+        tier.cascade([*SYSTEM, 1, 2, 3])
+        tier.flush()
+        prompt = [*SYSTEM, 1, *range(300, 340)]
+        at = tier.promote(prompt)
+        engine.feed(prompt[at:-1])
+        with monkeypatched_states(engine):
+            assert "no states" in tier.cascade(prompt[:-1]).missed
+        tier.flush()
+        assert tier.stats.dropped_answers == 0
+        assert checkpoints_on(tier.namespace, [*SYSTEM, 1, 2, 3])[-1] == 206
 
 
 def test_checkpoints_at_intervals(store: Store) -> None:
@@ -181,6 +267,15 @@ def test_a_fault_leaves_out_the_branch(store: Store, monkeypatch: pytest.MonkeyP
             patch.setattr("kvstore.tier.placement.walk", _failing)
             assert tier.pauses([*SYSTEM, *range(400, 460)], 0) == (262,)
         assert tier.stats.faults == 1
+
+
+@contextmanager
+def monkeypatched_states(engine: HashEngine) -> Iterator[None]:
+    """Let an engine hand out rows alone."""
+    whole = engine.capture
+    engine.capture = lambda start, stop: Captured(whole(start, stop).streams)  # type: ignore[method-assign]  # for a while
+    yield
+    engine.capture = whole  # type: ignore[method-assign]
 
 
 def _failing(*_: object, **__: object) -> None:
