@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.arrays import Array, StreamArray, rows_of
 from kvstore.errors import ArrayError, BlockDamaged, IndexDamaged, LeaseClosedError, ViewsAliveError
 from kvstore.ids import TokenArray, token_bytes
+from kvstore.kernel import address_of
 from kvstore.layout import Stream
 from kvstore.leases.blocks import Blocks, LeasedBlock, Views
 from kvstore.leases.described import Described, describe
@@ -261,19 +263,42 @@ class Lease:
             )
         return slice(start // step, -(-stop // step)), stop - start
 
-    def states(self) -> dict[str, Array]:
+    @property
+    def states_bytes(self) -> int:
+        """Bytes of a buffer for `states`; 0 for a lease without states."""
+        return 0 if self._checkpoint is None else self._checkpoint.packed_bytes + _MARGIN
+
+    def states(self, *, into: npt.NDArray[np.uint8] | None = None) -> dict[str, Array]:
         """Copies of all states at position `length`, every byte checked; empty for a layout without states.
+
+        Parameters
+        ----------
+        into : uint8 array, optional
+            A contiguous, writeable buffer of at least `states_bytes` bytes, at any address, that the arrays become views of;
+            fresh memory by default. Touching that for the first time may cost as much as the copy, so who restores states of
+            tens of megabytes again and again keeps a buffer. The arrays hold what they should until it is used again.
 
         Raises
         ------
+        ArrayError
+            When the buffer doesn't fit, before a byte moves.
         BlockDamaged
             When a byte isn't what was saved. The block is refused from now on.
         """
         self._open()
         if self._checkpoint is None:
             return {}
-        raw = np.empty(self._checkpoint.packed_bytes + _MARGIN, np.uint8)
-        skip = -raw.__array_interface__["data"][0] % _MARGIN
+        raw = np.empty(self.states_bytes, np.uint8) if into is None else into
+        if not isinstance(raw, np.ndarray) or raw.dtype != np.uint8 or raw.ndim != 1 or not raw.flags.c_contiguous:
+            raise ArrayError(
+                f"states go into a contiguous uint8 array of one axis, got {getattr(raw, 'dtype', type(raw).__name__)}"
+            )
+        if raw.nbytes < self.states_bytes or not raw.flags.writeable:
+            raise ArrayError(
+                f"states of {self.states_bytes} bytes don't go into {raw.nbytes} bytes"
+                f"{'' if raw.flags.writeable else ' that are read-only'}; see `states_bytes`"
+            )
+        skip = -address_of(raw) % _MARGIN
         packed = raw[skip : skip + self._checkpoint.packed_bytes]
         self._filler.states(packed)
         try:
