@@ -68,8 +68,12 @@ def test_restored_caches_are_independent(sessions: Open, name: str) -> None:
     running = engine(name)
     running.adopt(second, prompt.size)
     running.feed([1, 2, 3])
-    for tensor in (t for layer in second.layers for t in _tensors(vars(layer))):
-        tensor.zero_()
+    for layer in second.layers:
+        for tensor in _tensors(vars(layer)):
+            tensor.zero_()
+        for held in vars(layer).values():
+            if isinstance(held, dict):
+                held.clear()
     assert contents(first) == untouched
     third, reused = kept.restore(np.append(prompt, 1))
     assert (reused, contents(third)) == (prompt.size, untouched)
