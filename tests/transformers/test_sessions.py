@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +70,12 @@ def test_restored_caches_are_independent(sessions: Open, name: str) -> None:
     running = engine(name)
     running.adopt(second, prompt.size)
     running.feed([1, 2, 3])
-    for tensor in (t for layer in second.layers for t in _tensors(vars(layer))):
-        tensor.zero_()
+    for layer in second.layers:
+        for tensor in _tensors(vars(layer)):
+            tensor.zero_()
+        for held in vars(layer).values():
+            if isinstance(held, dict):
+                held.clear()
     assert contents(first) == untouched
     third, reused = kept.restore(np.append(prompt, 1))
     assert (reused, contents(third)) == (prompt.size, untouched)
@@ -78,6 +84,23 @@ def test_restored_caches_are_independent(sessions: Open, name: str) -> None:
 def _tensors(held: dict[Any, Any]) -> list[torch.Tensor]:
     inner = [one for value in held.values() for one in (value.values() if isinstance(value, dict) else [value])]
     return [one for one in inner if isinstance(one, torch.Tensor)]
+
+
+def test_nothing_holds_on_to_a_callers_cache(sessions: Open) -> None:
+    """A cache that was saved, or handed out, is gone with its last use by the caller."""
+    kept, prompt = sessions("qwen3_next"), tokens(BLOCK + 3, 20)
+    running = filled("qwen3_next", prompt)
+    kept.save(running.cache, prompt)
+    saved = weakref.ref(running.cache)
+    running.reset()
+    gc.collect()
+    assert saved() is None
+    cache, reused = kept.restore(np.append(prompt, 1))
+    restored = weakref.ref(cache)
+    assert reused == prompt.size
+    del cache
+    gc.collect()
+    assert restored() is None
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "qwen3_next", "mamba2"])
