@@ -10,9 +10,10 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.arrays import Array, StreamArray, rows_of
+from kvstore.arrays import Array, StreamArray, check_named, check_rows, rows_of, writeable
 from kvstore.errors import ArrayError, BlockDamaged, IndexDamaged, LeaseClosedError, ViewsAliveError
 from kvstore.ids import TokenArray, token_bytes
+from kvstore.kernel import Rows
 from kvstore.layout import Stream
 from kvstore.leases.device import DeviceTransfer, start_device_copy
 from kvstore.leases.fill import Filler
@@ -20,7 +21,6 @@ from kvstore.leases.located import Located, locate_rows, locate_states
 from kvstore.leases.mapped import Mapped, map_blocks
 from kvstore.leases.match import Found, find_prefix
 from kvstore.leases.pin import Pin
-from kvstore.leases.prepared import Prepared, described
 from kvstore.leases.transfer import Source, Transfer, start_copy
 from kvstore.records.states import unpack_states
 from kvstore.scope import NamespaceScope
@@ -144,7 +144,6 @@ class Lease:
         self._checkpoint = found.checkpoint
         self._streams = {stream.name: (i, stream) for i, stream in enumerate(scope.layout.streams)}
         self._validated = False
-        self._prepared = Prepared(scope.layout)
         self.length = found.length
         self.tokens = tokens[: found.length]
         self._located = locate_rows(scope, pin, found)
@@ -223,7 +222,7 @@ class Lease:
     def copy_into(
         self, arrays: Mapping[str, StreamArray], *, start: int = 0, stop: int | None = None, threads: int | None = None
     ) -> None:
-        """Copy rows of positions [start, stop) of every named stream into the caller's arrays, checking every byte on the way.
+        """Copy rows of positions [start, stop) of every named stream into the caller's arrays, checking every byte in the same pass.
 
         So a session can go through a buffer that is smaller than it, piece by piece; a piece costs what it holds, however long
         the session is. Blocks are checked whole: what is wrong with the last block of the range behind `stop` is met as well.
@@ -253,7 +252,7 @@ class Lease:
         """
         source = self._source()
         blocks, tokens = self._range(start, stop)
-        self._filler.rows(self._prepared.rows(arrays, tokens), blocks=blocks, tokens=tokens, threads=threads)
+        self._filler.rows(self._destinations(arrays, tokens), blocks=blocks, tokens=tokens, threads=threads)
         source.restored((stream for name, (_, stream) in self._streams.items() if name in arrays), tokens)
 
     def start_copy(
@@ -284,7 +283,7 @@ class Lease:
         """
         source = self._source()
         blocks, tokens = self._range(start, stop)
-        rows = described(self._scope.layout, arrays, tokens)
+        rows = self._destinations(arrays, tokens)
         named = [i for name, (i, _) in self._streams.items() if name in arrays]
         return start_copy(source, rows, named, blocks, tokens, threads)
 
@@ -348,6 +347,21 @@ class Lease:
                 f"starts at a multiple of {step}, the tokens of a block"
             )
         return slice(start // step, -(-stop // step)), stop - start
+
+    def _destinations(self, arrays: Mapping[str, StreamArray], tokens: int) -> list[Rows]:
+        check_named(self._scope.layout, arrays, all_of_them=False)
+        rows = []
+        for name, (_, stream) in self._streams.items():
+            array = arrays.get(name)
+            if array is not None:
+                check_rows(stream, array, tokens, exact=False)
+                if not writeable(array):
+                    raise ArrayError(f"stream {name!r}: the destination is read-only")
+            if array is None or not stream.rows(tokens):
+                rows.append(Rows.skip(row_bytes=stream.row_bytes, tokens_per_row=stream.tokens_per_row))
+                continue
+            rows.append(rows_of(stream, array))
+        return rows
 
     def states(self) -> dict[str, Array]:
         """Copies of all states at position `length`, every byte checked; empty for a layout without states.
