@@ -68,7 +68,7 @@ class _Stored:
             leased = time.perf_counter()
             payloads = [block.payload for block in lease.blocks]
             viewed = time.perf_counter()
-            streams = [lease.views(stream.name) for stream in self._layout.streams]
+            streams = [list(lease.views(stream.name)) for stream in self._layout.streams]
             end = time.perf_counter()
             count = sum(len(s) for s in streams)
             blocks = len(payloads)

@@ -132,7 +132,7 @@ class _Session:
         def views() -> None:
             with namespace.lease(self.prompt) as lease:
                 self._whole(lease.length)
-                found = [lease.views(stream.name) for stream in self.layout.streams]
+                found = [list(lease.views(stream.name)) for stream in self.layout.streams]
                 del found
 
         def mapped(*, touch: bool) -> None:

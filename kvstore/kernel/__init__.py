@@ -11,7 +11,7 @@ from kvstore.kernel.cuda import CudaDevice, CudaDriver, CudaEvent
 from kvstore.kernel.filemap import FileMap
 from kvstore.kernel.headers import crc32c_each, read_headers
 from kvstore.kernel.restoring import FileSource, Restored, progress_end, progress_wait, read_error, restore
-from kvstore.kernel.rows import Rows
+from kvstore.kernel.rows import Rows, address_of
 from kvstore.kernel.watch import MapWatch, watch_here
 from kvstore.kernel.window import Window
 
@@ -26,6 +26,7 @@ __all__ = [
     "Restored",
     "Rows",
     "Window",
+    "address_of",
     "check_destinations",
     "crc32c",
     "crc32c_each",

@@ -4,23 +4,41 @@ import math
 import struct
 import weakref
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from kvstore.kernel._native import ffi, lib
 
-__all__ = ["Rows"]
+__all__ = ["Rows", "address_of"]
 
 _MAX_DIMS: int = lib.KVS_MAX_DIMS
 # struct kvs_rows: base, row_stride, slots, page_rows, page_stride, tokens_per_row, row_bytes, run_bytes, outer, inner,
 # shape[8], stride[8].
-_PACK = struct.Struct("=QqQ23q").pack
+_PACK_HEAD, _PACK_REST = struct.Struct("=QqQ").pack, struct.Struct("=23q").pack
 if _MAX_DIMS != 8 or struct.calcsize("=QqQ23q") != ffi.sizeof("kvs_rows"):
     raise ImportError("kvstore.kernel and its compiled part are of different versions: rebuild the package")
 _PADDING = tuple((0,) * n for n in range(_MAX_DIMS + 1))
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+_ADDRESS, _BYTES = ffi.typeof("uintptr_t"), ffi.typeof("char[]")
+_FIRST = tuple((slice(0, 1),) * n for n in range(65))  # the first element of an array of n axes, as an array
+
+
+def address_of(array: Array) -> int:
+    """Return where an array's first element lies.
+
+    Its array interface says so too, but takes six times as long: it describes the dtype's fields as well.
+    """
+    try:
+        run = array if array.flags.c_contiguous else array[_FIRST[array.ndim]]
+        return int(ffi.cast(_ADDRESS, ffi.from_buffer(_BYTES, run)))
+    except (BufferError, TypeError, ValueError):  # dtypes that Python's buffers can't tell of
+        address: int = array.__array_interface__["data"][0]
+        return address
 
 
 class _Slots:
@@ -35,7 +53,7 @@ class _Slots:
         flags = slots.flags
         shared = not flags.writeable and flags.owndata and flags.c_contiguous and slots.dtype == np.int64
         self.table = slots if shared else np.array(slots, np.int64)
-        self.address: int = self.table.__array_interface__["data"][0]
+        self.address: int = address_of(self.table)
         self.low = int(self.table.min()) if self.table.size else 0
         self.high = int(self.table.max()) if self.table.size else -1
         self._distinct: bool | None = None
@@ -79,6 +97,51 @@ def _coalesced(shape: Iterable[int], strides: Iterable[int]) -> tuple[list[int],
     return out_shape, out_strides
 
 
+@lru_cache(maxsize=1024)
+def _geometry(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    itemsize: int,
+    contiguous: bool,
+    axis: int,
+    taken: int,
+    tokens_per_row: int,
+) -> tuple[int, int, bytes]:
+    """Row stride, bytes of a row, and struct kvs_rows from `page_rows` on: what doesn't depend on where an array lies.
+
+    The streams of a model mostly have one geometry or two, in every call, and working one out costs more than all the rest.
+
+    Parameters
+    ----------
+    contiguous : bool
+        Whether the array is C-contiguous and not in pages: as most are; strides of axes of one element mean nothing then.
+    axis, taken : int
+        The token axis, and how many axes stand in its place: 2 for pages.
+    """
+    row_stride, run = strides[axis + taken - 1], itemsize
+    if contiguous:
+        run *= math.prod(shape[axis + 1 :])
+        row_stride, places = run, math.prod(shape[:axis])
+        outer, outer_strides = ([], []) if places == 1 else ([places], [run * shape[axis]])
+        inner: list[int] = []
+        inner_strides: list[int] = []
+    else:
+        outer, outer_strides = _coalesced(shape[:axis], strides[:axis])
+        inner, inner_strides = _coalesced(shape[axis + taken :], strides[axis + taken :])
+        if inner and inner_strides[-1] == run:
+            run *= inner.pop()
+            inner_strides.pop()
+    row_bytes = run * math.prod(outer) * math.prod(inner)
+    used = len(outer) + len(inner)
+    if used > _MAX_DIMS and row_bytes:
+        raise ValueError(f"{used} axes besides the token axis can't be joined to {_MAX_DIMS} or fewer")
+    rest = _PADDING[max(0, _MAX_DIMS - used)]
+    rows_of_page = shape[axis + 1] if taken == 2 else 0
+    numbers = (rows_of_page, strides[axis], _checked_tokens_per_row(tokens_per_row), row_bytes, run, len(outer), len(inner))
+    packed = _PACK_REST(*numbers, *outer, *inner, *rest, *outer_strides, *inner_strides, *rest) if row_bytes else b""
+    return row_stride, row_bytes, packed
+
+
 class Rows:
     """The rows of one stream in an engine's memory: an array, an array of pages with a slot mapping, or nothing.
 
@@ -86,8 +149,9 @@ class Rows:
     array's bytes may be read or written while a copy runs is between the engine and the caller.
     """
 
-    __slots__ = ("_array", "_capacity", "_packed", "_row_bytes", "_slots", "_span", "_tokens_per_row")
+    __slots__ = ("_address", "_array", "_capacity", "_packed", "_row_bytes", "_slots", "_span", "_tokens_per_row")
 
+    _address: int  # of the array's first element; 0 for a skipped stream
     _array: Array | None
     _slots: _Slots | None
     _capacity: int
@@ -121,8 +185,7 @@ class Rows:
             `axis` is out of range, rows have no bytes, `tokens_per_row` is below 1, or there are too many axes.
         """
         axis = _checked(array, "array", axis, 1)
-        shape, strides = array.shape, array.strides
-        return cls._make(array, axis, 1, shape[axis], strides[axis], tokens_per_row, None)
+        return cls._make(array, axis, 1, array.shape[axis], tokens_per_row, None)
 
     @classmethod
     def paged(cls, pages: Array, slots: Array, *, axis: int, tokens_per_row: int = 1) -> "Rows":
@@ -156,7 +219,7 @@ class Rows:
             raise ValueError(
                 f"slot {bad} is out of range: {pages.shape[axis]} pages of {pages.shape[axis + 1]} rows have slots 0 to {count - 1}"
             )
-        return cls._make(pages, axis, 2, table.table.size, pages.strides[axis + 1], tokens_per_row, table)
+        return cls._make(pages, axis, 2, table.table.size, tokens_per_row, table)
 
     @classmethod
     def skip(cls, *, row_bytes: int, tokens_per_row: int = 1) -> "Rows":
@@ -178,10 +241,12 @@ class Rows:
             raise ValueError(f"row_bytes must be at least 1 and below 2**47, not {row_bytes}")
         self = cls.__new__(cls)
         self._array = self._slots = self._span = None
-        self._capacity = 0
+        self._capacity = self._address = 0
         self._row_bytes = row_bytes
         self._tokens_per_row = _checked_tokens_per_row(tokens_per_row)
-        self._packed = _PACK(0, 0, 0, 0, 0, tokens_per_row, row_bytes, row_bytes, 0, 0, *_PADDING[8], *_PADDING[8])
+        self._packed = _PACK_HEAD(0, 0, 0) + _PACK_REST(
+            0, 0, tokens_per_row, row_bytes, row_bytes, 0, 0, *_PADDING[8], *_PADDING[8]
+        )
         return self
 
     @classmethod
@@ -191,60 +256,24 @@ class Rows:
         axis: int,
         taken: int,
         capacity: int,
-        row_stride: int,
         tokens_per_row: int,
         slots: _Slots | None,
     ) -> "Rows":
-        shape, strides = array.shape, array.strides
-        run = array.itemsize
-        if taken == 1 and array.flags.c_contiguous:  # as most are; strides of axes of one element mean nothing here
-            run *= math.prod(shape[axis + 1 :])
-            row_stride, places = run, math.prod(shape[:axis])
-            outer, outer_strides = ([], []) if places == 1 else ([places], [run * shape[axis]])
-            inner: list[int] = []
-            inner_strides: list[int] = []
-        else:
-            outer, outer_strides = _coalesced(shape[:axis], strides[:axis])
-            inner, inner_strides = _coalesced(shape[axis + taken :], strides[axis + taken :])
-            if inner and inner_strides[-1] == run:
-                run *= inner.pop()
-                inner_strides.pop()
-        row_bytes = run
-        for n in outer:
-            row_bytes *= n
-        for n in inner:
-            row_bytes *= n
-        if row_bytes == 0:
+        shape = array.shape
+        row_stride, row_bytes, rest = _geometry(
+            shape, array.strides, array.itemsize, taken == 1 and array.flags.c_contiguous, axis, taken, tokens_per_row
+        )
+        if not row_bytes:
             raise ValueError(f"rows along axis {axis} of an array of shape {shape} and dtype {array.dtype} are empty")
-        used = len(outer) + len(inner)
-        if used > _MAX_DIMS:
-            raise ValueError(f"{used} axes besides the token axis can't be joined to {_MAX_DIMS} or fewer")
         self = cls.__new__(cls)
         self._array = array
+        self._address = address_of(array)
         self._slots = slots
         self._span = None
         self._capacity = capacity
         self._row_bytes = row_bytes
-        self._tokens_per_row = _checked_tokens_per_row(tokens_per_row)
-        rest = _PADDING[_MAX_DIMS - used]
-        self._packed = _PACK(
-            array.__array_interface__["data"][0],
-            row_stride,
-            0 if slots is None else slots.address,
-            0 if slots is None else shape[axis + 1],
-            strides[axis],
-            tokens_per_row,
-            row_bytes,
-            run,
-            len(outer),
-            len(inner),
-            *outer,
-            *inner,
-            *rest,
-            *outer_strides,
-            *inner_strides,
-            *rest,
-        )
+        self._tokens_per_row = tokens_per_row
+        self._packed = _PACK_HEAD(self._address, row_stride, 0 if slots is None else slots.address) + rest
         return self
 
     @property
@@ -288,7 +317,7 @@ class Rows:
             raise ValueError(f"destination of shape {array.shape} is read-only")
         if self._span is not None:
             return self._span
-        low = high = array.__array_interface__["data"][0]
+        low = high = self._address
         if self._slots is None and array.flags.c_contiguous:
             self._span = (low, low + array.nbytes)
             return self._span

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -76,6 +76,9 @@ class Stream:
     row_shape: tuple[int, ...]
     token_axis: int = 0
     tokens_per_row: int = 1
+    _before: tuple[int, ...] = field(init=False, repr=False, compare=False)  # axes of the view before the token axis
+    _behind: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _row_bytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_name("stream", self.name)
@@ -93,6 +96,10 @@ class Stream:
             )
         if not isinstance(self.tokens_per_row, int) or not 1 <= self.tokens_per_row <= 65536:
             raise LayoutError(f"stream {self.name!r}: tokens_per_row must be 1 to 65536, got {self.tokens_per_row!r}")
+        shape = _view_shape(self.row_shape, dtype)  # these are asked for with each array of each copy
+        object.__setattr__(self, "_before", shape[: self.token_axis])
+        object.__setattr__(self, "_behind", shape[self.token_axis :])
+        object.__setattr__(self, "_row_bytes", math.prod(self.row_shape) // dtype.group * dtype.group_bytes)
 
     @property
     def view_dtype(self) -> np.dtype[np.generic]:
@@ -102,8 +109,7 @@ class Stream:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        dtype = dtype_of(self.dtype)
-        return math.prod(self.row_shape) // dtype.group * dtype.group_bytes
+        return self._row_bytes
 
     def rows(self, tokens: int) -> int:
         """Rows that exist once `tokens` positions are complete."""
@@ -111,8 +117,7 @@ class Stream:
 
     def array_shape(self, tokens: int) -> tuple[int, ...]:
         """Shape of the numpy view of the rows of `tokens` positions, token axis included."""
-        shape = _view_shape(self.row_shape, dtype_of(self.dtype))
-        return (*shape[: self.token_axis], self.rows(tokens), *shape[self.token_axis :])
+        return (*self._before, tokens // self.tokens_per_row, *self._behind)
 
     def check_array(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], tokens: int, *, exact: bool = True) -> None:
         """Refuse an array that does not hold the rows of `tokens` positions (or, if not `exact`, at least those).

@@ -1,8 +1,9 @@
 """Leases: what of a prompt is stored, pinned in place, viewed or copied out."""
 
+from kvstore.leases.blocks import LeasedBlock
 from kvstore.leases.destinations import DeviceArray
 from kvstore.leases.device import DeviceTransfer
-from kvstore.leases.lease import Lease, LeasedBlock, open_lease
+from kvstore.leases.lease import Lease, open_lease
 from kvstore.leases.mapped import Mapped
 from kvstore.leases.match import Match, find_prefix
 from kvstore.leases.pin import LEASE_AGE_LIMIT

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.arrays import Array, StreamArray, check_named, check_rows, rows_of, writeable
+from kvstore.arrays import Array, StreamArray, rows_of
 from kvstore.errors import ArrayError, BlockDamaged, IndexDamaged, LeaseClosedError, ViewsAliveError
 from kvstore.ids import TokenArray, token_bytes
-from kvstore.kernel import Rows
+from kvstore.kernel import address_of
 from kvstore.layout import Stream
+from kvstore.leases.blocks import Blocks, LeasedBlock, Views
+from kvstore.leases.described import Described, describe
 from kvstore.leases.device import DeviceTransfer, start_device_copy
 from kvstore.leases.fill import Filler
-from kvstore.leases.located import Located, locate_rows, locate_states
+from kvstore.leases.located import locate_rows, locate_states
 from kvstore.leases.mapped import Mapped, map_blocks
 from kvstore.leases.match import Found, find_prefix
 from kvstore.leases.pin import Pin
@@ -26,102 +26,9 @@ from kvstore.records.states import unpack_states
 from kvstore.scope import NamespaceScope
 from kvstore.staging import Staging
 
-__all__ = ["Lease", "LeasedBlock", "open_lease"]
+__all__ = ["Lease", "open_lease"]
 
 _MARGIN = 64  # alignment of packed states in memory
-
-
-class LeasedBlock:
-    """One block of a lease. Its arrays are made when asked for.
-
-    Attributes
-    ----------
-    file_offset : int
-        Offset of the payload in the data file, a multiple of 4 KiB.
-    payload_bytes : int
-        Length of the payload.
-    """
-
-    __slots__ = ("_index", "_lease", "_located", "file_offset", "payload_bytes")
-
-    def __init__(self, lease: Lease, located: Located, index: int, file_offset: int, payload_bytes: int) -> None:
-        self._lease = lease
-        self._located = located
-        self._index = index
-        self.file_offset = file_offset
-        self.payload_bytes = payload_bytes
-
-    @property
-    def block_id(self) -> bytes:
-        """32 bytes."""
-        return self._located.ids[self._index]
-
-    @property
-    def start(self) -> int:
-        """Position of its first row."""
-        return int(self._located.start[self._index])
-
-    @property
-    def tokens(self) -> int:
-        """Positions of it that belong to the lease."""
-        return int(self._located.used[self._index])
-
-    @property
-    def held_tokens(self) -> int:
-        """Positions that it holds rows for; more than `tokens` where the lease ends inside it."""
-        return int(self._located.held[self._index])
-
-    @property
-    def sums(self) -> npt.NDArray[np.uint32]:
-        """CRC32C of each stream's segment: uint32."""
-        found: npt.NDArray[np.uint32] = self._located.sums[self._index]
-        return found
-
-    @property
-    def payload(self) -> npt.NDArray[np.uint8]:
-        """The payload on the map: read-only, not copied, not validated (see `Lease.validate`).
-
-        Stays valid as long as it lives, after the lease too. Reading a page that the disk cannot deliver, or that was
-        truncated away meanwhile, kills the process: copy instead where that matters.
-        """
-        return self._lease._open().view(self.file_offset, self.payload_bytes)
-
-    def stream(self, name: str) -> Array:
-        """The block's rows of one stream that belong to the lease: a read-only view, as `payload`."""
-        index, stream = self._lease._stream(name)
-        start = self._lease._segments(self.held_tokens)[index]
-        whole = self.payload[start : start + stream.rows(self.held_tokens) * stream.row_bytes]
-        array = whole.view(stream.view_dtype).reshape(stream.array_shape(self.held_tokens))
-        return array[(slice(None),) * stream.token_axis + (slice(0, stream.rows(self.tokens)),)]
-
-
-class _Blocks(Sequence[LeasedBlock]):
-    """The blocks of a lease, each made when asked for: who wants one of hundreds pays for one. Keeps the lease alive."""
-
-    __slots__ = ("_lease", "_lengths", "_located", "_offsets")
-
-    def __init__(self, lease: Lease, located: Located) -> None:
-        self._lease = lease
-        self._located = located
-        self._offsets: list[int] = located.offset.tolist()  # all at once: a numpy scalar for each costs more than its block
-        self._lengths: list[int] = located.payload_bytes.tolist()
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    @overload
-    def __getitem__(self, index: int) -> LeasedBlock: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[LeasedBlock]: ...
-    def __getitem__(self, index: int | slice) -> LeasedBlock | Sequence[LeasedBlock]:
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(len(self))[index])
-        at = range(len(self))[index]
-        return LeasedBlock(self._lease, self._located, at, self._offsets[at], self._lengths[at])
-
-    def __iter__(self) -> Iterator[LeasedBlock]:
-        every = range(len(self))
-        return map(LeasedBlock, repeat(self._lease), repeat(self._located), every, self._offsets, self._lengths)
 
 
 class Lease:
@@ -144,6 +51,7 @@ class Lease:
         self._checkpoint = found.checkpoint
         self._streams = {stream.name: (i, stream) for i, stream in enumerate(scope.layout.streams)}
         self._validated = False
+        self._described = Described(scope.layout)
         self.length = found.length
         self.tokens = tokens[: found.length]
         self._located = locate_rows(scope, pin, found)
@@ -175,6 +83,7 @@ class Lease:
     def _end(self) -> None:
         pin, self._pin = self._pin, None
         if pin is not None:
+            self._described.forget()
             pin.drop()
 
     def close(self) -> None:
@@ -194,11 +103,16 @@ class Lease:
     def blocks(self) -> Sequence[LeasedBlock]:
         """The blocks that hold the rows, in order of position. A block is made when it is asked for."""
         self._open()
-        return _Blocks(self, self._located)
+        return Blocks(self, self._located)
 
-    def views(self, name: str) -> list[Array]:
-        """One read-only array for each block: the rows of a stream, in order of position. See `LeasedBlock.stream`."""
-        return [block.stream(name) for block in self.blocks]
+    def views(self, name: str) -> Sequence[Array]:
+        """One read-only array for each block: the rows of a stream, in order of position.
+
+        An array is made when it is asked for; each, and the sequence itself, stays valid as long as it lives, after the lease
+        too. Nothing is copied and nothing validated: see `LeasedBlock.payload`.
+        """
+        pin = self._open()
+        return Views(self._scope.layout, self._stream(name)[0], pin, self._located)
 
     def map(self) -> Mapped:
         """All blocks as one writeable run of memory in pages of equal size, made of the store's own file pages.
@@ -222,10 +136,11 @@ class Lease:
     def copy_into(
         self, arrays: Mapping[str, StreamArray], *, start: int = 0, stop: int | None = None, threads: int | None = None
     ) -> None:
-        """Copy rows of positions [start, stop) of every named stream into the caller's arrays, checking every byte in the same pass.
+        """Copy rows of positions [start, stop) of each named stream into the caller's arrays, checking every byte in the same pass.
 
         So a session can go through a buffer that is smaller than it, piece by piece; a piece costs what it holds, however long
-        the session is. Blocks are checked whole: what is wrong with the last block of the range behind `stop` is met as well.
+        the session is, and least with the same arrays each time (the lease keeps those of the last call). Blocks are checked
+        whole: what is wrong with the last block of the range behind `stop` is met as well.
 
         Parameters
         ----------
@@ -252,7 +167,7 @@ class Lease:
         """
         source = self._source()
         blocks, tokens = self._range(start, stop)
-        self._filler.rows(self._destinations(arrays, tokens), blocks=blocks, tokens=tokens, threads=threads)
+        self._filler.rows(self._described.rows(arrays, tokens), blocks=blocks, tokens=tokens, threads=threads)
         source.restored((stream for name, (_, stream) in self._streams.items() if name in arrays), tokens)
 
     def start_copy(
@@ -283,7 +198,7 @@ class Lease:
         """
         source = self._source()
         blocks, tokens = self._range(start, stop)
-        rows = self._destinations(arrays, tokens)
+        rows = describe(self._scope.layout, arrays, tokens)
         named = [i for name, (i, _) in self._streams.items() if name in arrays]
         return start_copy(source, rows, named, blocks, tokens, threads)
 
@@ -348,34 +263,42 @@ class Lease:
             )
         return slice(start // step, -(-stop // step)), stop - start
 
-    def _destinations(self, arrays: Mapping[str, StreamArray], tokens: int) -> list[Rows]:
-        check_named(self._scope.layout, arrays, all_of_them=False)
-        rows = []
-        for name, (_, stream) in self._streams.items():
-            array = arrays.get(name)
-            if array is not None:
-                check_rows(stream, array, tokens, exact=False)
-                if not writeable(array):
-                    raise ArrayError(f"stream {name!r}: the destination is read-only")
-            if array is None or not stream.rows(tokens):
-                rows.append(Rows.skip(row_bytes=stream.row_bytes, tokens_per_row=stream.tokens_per_row))
-                continue
-            rows.append(rows_of(stream, array))
-        return rows
+    @property
+    def states_bytes(self) -> int:
+        """Bytes of a buffer for `states`; 0 for a lease without states."""
+        return 0 if self._checkpoint is None else self._checkpoint.packed_bytes + _MARGIN
 
-    def states(self) -> dict[str, Array]:
+    def states(self, *, into: npt.NDArray[np.uint8] | None = None) -> dict[str, Array]:
         """Copies of all states at position `length`, every byte checked; empty for a layout without states.
+
+        Parameters
+        ----------
+        into : uint8 array, optional
+            A contiguous, writeable buffer of at least `states_bytes` bytes, at any address, that the arrays become views of;
+            fresh memory by default. Touching that for the first time may cost as much as the copy, so who restores states of
+            tens of megabytes again and again keeps a buffer. The arrays hold what they should until it is used again.
 
         Raises
         ------
+        ArrayError
+            When the buffer doesn't fit, before a byte moves.
         BlockDamaged
             When a byte isn't what was saved. The block is refused from now on.
         """
         self._open()
         if self._checkpoint is None:
             return {}
-        raw = np.empty(self._checkpoint.packed_bytes + _MARGIN, np.uint8)
-        skip = -raw.__array_interface__["data"][0] % _MARGIN
+        raw = np.empty(self.states_bytes, np.uint8) if into is None else into
+        if not isinstance(raw, np.ndarray) or raw.dtype != np.uint8 or raw.ndim != 1 or not raw.flags.c_contiguous:
+            raise ArrayError(
+                f"states go into a contiguous uint8 array of one axis, got {getattr(raw, 'dtype', type(raw).__name__)}"
+            )
+        if raw.nbytes < self.states_bytes or not raw.flags.writeable:
+            raise ArrayError(
+                f"states of {self.states_bytes} bytes don't go into {raw.nbytes} bytes"
+                f"{'' if raw.flags.writeable else ' that are read-only'}; see `states_bytes`"
+            )
+        skip = -address_of(raw) % _MARGIN
         packed = raw[skip : skip + self._checkpoint.packed_bytes]
         self._filler.states(packed)
         try:
@@ -405,9 +328,6 @@ class Lease:
             return self._streams[name]
         except KeyError:
             raise ArrayError(f"the layout has no stream {name!r}; it has {list(self._streams)}") from None
-
-    def _segments(self, tokens: int) -> tuple[int, ...]:
-        return self._scope.layout.segments(tokens)
 
 
 def open_lease(scope: NamespaceScope, tokens: TokenArray, limit: int) -> Lease:

@@ -82,10 +82,12 @@ class Pin:
         All views are slices of one array, which numpy keeps alive for them: a holder of its own for each would cost five times
         as much as the view. The caller vouches that the range lies in the map.
         """
+        return self.whole()[offset : offset + length]
+
+    def whole(self) -> npt.NDArray[np.uint8]:
+        """The whole map as such an array. Reading it outside of leased blocks is reading what others write."""
         whole = self._whole()
-        if whole is None:
-            whole = self._map()
-        return whole[offset : offset + length]
+        return self._map() if whole is None else whole
 
     def _map(self) -> npt.NDArray[np.uint8]:
         """The array that views are slices of, anew: the last one died with its last view, and gave its hold back."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +188,66 @@ def test_arrays_too_short_for_a_range_are_refused(store: Store) -> None:
         lease.copy_into(into, start=64)
         lease.copy_into(into, start=32, stop=68)
         lease.copy_into({name: array[:0] if name == "v" else array for name, array in into.items()}, start=96, stop=96)
+
+
+def test_arrays_that_come_again(store: Store) -> None:
+    """Arrays that come again are taken for what they are by then: another shape, read-only, another one of that name."""
+    layout = plain_layout()
+    namespace = store.namespace(layout)
+    save(namespace, TOKENS)
+    rows = session_rows(layout, TOKENS)
+    into = destination(layout, 16)
+    with namespace.lease(TOKENS) as lease:
+        for start in (0, 16, 64):
+            lease.copy_into(into, start=start, stop=start + 16)
+            assert all(
+                into[s.name].tobytes() == rows_of_range(s, rows[s.name], start, start + 16).tobytes() for s in layout.streams
+            )
+        lease.copy_into(into, start=96)
+        assert into["v"][:4].tobytes() == rows["v"][96:].tobytes()
+        with pytest.raises(ArrayError, match="16 tokens"):
+            lease.copy_into({**into, "v": into["v"][:15]}, start=0, stop=16)
+        other = {**into, "v": np.zeros_like(into["v"])}
+        lease.copy_into(other, start=32, stop=48)
+        assert other["v"].tobytes() == rows["v"][32:48].tobytes()
+        lease.copy_into({"v": into["v"]}, start=32, stop=48)
+        assert into["v"].tobytes() == rows["v"][32:48].tobytes()
+        lease.copy_into(into, start=0, stop=16)
+        into["v"].flags.writeable = False
+        with pytest.raises(ArrayError, match=r"'v'.*read-only"):
+            lease.copy_into(into, start=16, stop=32)
+        into["v"].flags.writeable = True
+        lease.copy_into(into, start=0, stop=16)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of later versions of numpy, in which one can do it still
+            into["v"].shape = (5, 16)
+        with pytest.raises(ArrayError, match="'v'"):
+            lease.copy_into(into, start=16, stop=32)
+
+
+def test_slots_that_change_in_place(store: Store) -> None:
+    """Pages whose slot table was changed in place are filled by what it says now."""
+    namespace = store.namespace(plain_layout())
+    save(namespace, TOKENS)
+    rows = session_rows(plain_layout(), TOKENS)["v"]
+    slots = np.arange(16)
+    paged = Paged(np.zeros((8, 4, 5), np.uint8), slots)
+    with namespace.lease(TOKENS) as lease:
+        lease.copy_into({"v": paged}, start=0, stop=16)
+        slots += 16
+        lease.copy_into({"v": paged}, start=16, stop=32)
+    assert paged.pages.reshape(32, 5).tobytes() == rows[:32].tobytes()
+
+
+def test_a_lease_that_ended_keeps_no_array(store: Store) -> None:
+    """What a lease remembers of destinations goes with it."""
+    namespace = store.namespace(plain_layout())
+    save(namespace, TOKENS)
+    array = np.zeros((16, 5), np.uint8)
+    gone = weakref.ref(array)
+    with namespace.lease(TOKENS) as lease:
+        lease.copy_into({"v": array}, start=0, stop=16)
+        del array
+    gc.collect()
+    assert gone() is None
+    assert lease.length == 100

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvstore import Layout, State, Store, Stream
+from kvstore.errors import ArrayError
 from kvstore.testing import session_rows, session_states, states_equal
 from tests.support import CAP, assert_restores, assert_sound, hybrid_layout, save
 
@@ -242,3 +243,42 @@ def test_a_layout_without_states_ignores_none(store: Store) -> None:
     result = namespace.save(TOKENS, session_rows(layout, TOKENS), states={})
     assert not result.checkpoint
     assert_restores(namespace, TOKENS, 100)
+
+
+@pytest.mark.parametrize("skew", [0, 1, 63])
+def test_states_in_a_buffer_of_the_callers(store: Store, skew: int) -> None:
+    """States go into a buffer that is given, at any address, are views of it, and nothing behind them is touched."""
+    layout, tokens = hybrid_layout(), list(range(40))
+    namespace = store.namespace(layout)
+    save(namespace, tokens)
+    with namespace.lease(tokens) as lease:
+        buffer = np.full(lease.states_bytes + 200, 0xA5, np.uint8)
+        for _ in range(2):  # it may be used again
+            states = lease.states(into=buffer[skew:])
+            assert states_equal(states, lease.states())
+            assert all(np.shares_memory(array, buffer) for array in states.values() if array.size)
+            assert set(buffer[lease.states_bytes + skew :].tobytes()) == {0xA5}
+
+
+def test_buffers_that_states_do_not_fit_are_refused(store: Store) -> None:
+    """A buffer that is too short, read-only, of another type or in pieces is refused before a byte moves."""
+    layout, tokens = hybrid_layout(), list(range(40))
+    namespace = store.namespace(layout)
+    save(namespace, tokens)
+    with namespace.lease(tokens) as lease:
+        buffer = np.zeros(4 * lease.states_bytes, np.uint8)
+        sealed = buffer.view()
+        sealed.flags.writeable = False
+        for into in (
+            buffer[: lease.states_bytes - 1],
+            sealed,
+            buffer.view(np.int8),
+            buffer[::2],
+            buffer.reshape(2, -1),
+            b"x" * 9999,
+        ):
+            with pytest.raises(ArrayError, match="states"):
+                lease.states(into=into)  # type: ignore[arg-type]  # some are no arrays of bytes
+        assert not buffer.any()
+    with namespace.lease([5]) as lease:
+        assert (lease.states_bytes, lease.states(into=buffer)) == (0, {})

@@ -135,6 +135,44 @@ def test_a_reader_that_pins_is_named(path: Path) -> None:
         assert_sound(store)
 
 
+def test_views_are_made_when_asked_for(store: Store) -> None:
+    """The views of a stream are a sequence: by index, from behind, in slices, each the rows of its block; and it ends."""
+    layout = plain_layout()
+    namespace = store.namespace(layout)
+    save(namespace, TOKENS)
+    with namespace.lease(TOKENS[:90]) as lease:
+        for stream in layout.streams:
+            views = lease.views(stream.name)
+            expected = [block.stream(stream.name).tobytes() for block in lease.blocks]
+            assert len(views) == 6
+            assert [v.tobytes() for v in views] == [views[i].tobytes() for i in range(6)] == expected
+            assert [v.tobytes() for v in views[4:]] == expected[4:]
+            assert [v.tobytes() for v in views[::-2]] == expected[::-2]
+            assert views[-1].tobytes() == expected[-1]
+            assert views[-1].shape == stream.array_shape(10)
+            for index in (6, -7):
+                with pytest.raises(IndexError):
+                    views[index]
+
+
+def test_what_holds_a_lease_open(store: Store) -> None:
+    """The transaction ends with the last of the sequence of views, a view made by it and a view of that, in any order."""
+    namespace = store.namespace(plain_layout())
+    save(namespace, TOKENS)
+    keep: list[Callable[[Any], Any]] = [lambda v: v, lambda v: v[3], lambda v: v[5][:2], lambda v: v[1].view(np.uint8), iter]
+    for kept in keep:
+        with namespace.lease(TOKENS) as lease:
+            held = kept(lease.views("v"))
+            if not hasattr(held, "__next__"):  # an iterator that wasn't begun holds the sequence, and is no array
+                with pytest.raises(ViewsAliveError):
+                    lease.close()
+        gc.collect()
+        assert store.stats().readers_pinning
+        del held
+        gc.collect()
+        assert not store.stats().readers_pinning
+
+
 def test_close_with_live_views_raises(store: Store) -> None:
     """An explicit close with live views raises BufferError and closes nothing; without them it ends the lease, twice at will."""
     namespace = store.namespace(plain_layout())
@@ -192,7 +230,7 @@ def test_a_miss_is_an_empty_lease(store: Store) -> None:
     namespace = store.namespace(hybrid_layout())
     with namespace.lease(TOKENS) as lease:
         assert not lease
-        assert (lease.length, lease.tokens.size, list(lease.blocks), lease.views("k"), lease.states()) == (0, 0, [], [], {})
+        assert (lease.length, lease.tokens.size, list(lease.blocks), list(lease.views("k")), lease.states()) == (0, 0, [], [], {})
         into = destination(hybrid_layout(), 5)
         lease.copy_into(into)
         lease.validate()
