@@ -11,7 +11,7 @@ from kvstore import Layout, State, Stream
 from kvstore.ids import TokenArray
 from kvstore.testing import HashEngine, SyntheticHybrid
 
-from .broken import ExtensionTypes
+from .right import ExtensionTypes
 
 Arrays: TypeAlias = Mapping[str, Any]
 

@@ -4,37 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kvstore import Layout
 from kvstore.testing import EngineDriver, HashEngine
 
 from .broken import (
-    AlwaysHandsOutStates,
-    CaptureDisturbs,
     CountsItself,
     Deaf,
     DropsAWholeLastBlock,
     DropsTheTail,
-    ExtensionTypes,
     GoesToTheSavedEnd,
-    HandsOutViews,
     HiddenCounter,
-    IgnoresTheStart,
-    InPages,
     KeepsAMixture,
     KeepsStatesAtReset,
     KeepsStatesAtResetAfterARestore,
     LayoutOfTheMoment,
-    LeavesAStreamOut,
-    LosesRestoredRows,
     Moody,
     NeverResets,
-    NotInPlaceYet,
     OneMemory,
     OnePositionShort,
-    OneScratchForAll,
-    PartByPart,
     ReadsTheFirstRowsOnly,
     RemembersTheLongest,
     Restarts,
@@ -42,11 +32,22 @@ from .broken import (
     StaysWithItsOwn,
     SwallowsErrors,
     Throws,
+    ThrowsAfterARestore,
     forgetful,
     unread,
 )
+from .broken_captures import (
+    AlwaysHandsOutStates,
+    CaptureDisturbs,
+    IgnoresTheStart,
+    LeavesAStreamOut,
+    LosesRestoredRows,
+    NotInPlaceYet,
+    OneScratchForAll,
+)
 from .broken_hybrids import DeadKeyElsewhere, UnreadDrafter, Unshifted, forgetful_hybrid
 from .drivers import EXTENSION, HYBRID, PLAIN, RECURRENT, HashDriver, HybridDriver
+from .right import ExtensionTypes, HandsOutViews, InPages, PartByPart
 
 __all__ = ["GOOD", "MUTANTS", "Mutant"]
 
@@ -124,6 +125,7 @@ MUTANTS: dict[str, Mutant] = {
     "counts itself": Mutant(_hash(CountsItself), "same_layout", "two layouts"),
     "layout of the moment": Mutant(_hash(LayoutOfTheMoment), "same_layout", "two layouts"),
     "throws dice": Mutant(_hash(Throws), "deterministic", "two engines that read the same in the same batches"),
+    "throws dice after a restore": Mutant(_hash(ThrowsAfterARestore), "negative_controls", "nothing can be told"),
     "deaf": Mutant(_hash(Deaf), "deterministic", "nothing could be told apart"),
     "one memory": Mutant(_hash(OneMemory, PLAIN), "two_at_once", "while another one reads something else: at position"),
     "restarts": Mutant(_hash(Restarts), "reset_forgets", "reset after something longer"),
@@ -145,7 +147,9 @@ MUTANTS: dict[str, Mutant] = {
             "drafter.ring_at",
         )
     },
-    "hybrid never reads the ring": Mutant(HybridDriver(UnreadDrafter), "negative_controls", "omission of drafter.ring would"),
+    "hybrid never reads the ring": Mutant(
+        HybridDriver(partial(UnreadDrafter, "f16")), "negative_controls", "omission of drafter.ring would"
+    ),
     "hybrid without the shift": Mutant(
         HybridDriver(Unshifted), "round_trip", f"{_FRESH} 161 drafter.k, drafter.v differ: drafter.k (row 0"
     ),

@@ -49,6 +49,10 @@ def negative_controls(setting: Setting[E]) -> str:
     with setting.engine() as engine:
         setting.promote(engine, setting.tokens[: length + 1], length)
         clean = list(setting.go_on(engine, length))
+        if _noticed(setting, engine, parts[0], _unspoiled(parts[0], right), clean):
+            raise Broken(
+                f"with the right bytes of {parts[0].name} put in their own place it goes on differently: nothing can be told"
+            )
         for part in parts:
             controls = list(_controls(part, right, stale, earlier))
             if not controls:
@@ -72,14 +76,17 @@ def negative_controls(setting: Setting[E]) -> str:
 def _controls(part: Stream | State, right: Look, stale: Look, earlier: Look) -> Iterator[_Control]:
     """Ways to spoil a part, without those that change none of its bytes; if none is left, all its bits inverted."""
     candidates = _of_stream(part, right, stale) if isinstance(part, Stream) else _of_state(part, right, stale, earlier)
-    good = (
-        first_rows(part, right.parts[part.name], part.rows(right.position)) if isinstance(part, Stream) else right.parts[part.name]
-    )
+    good = _unspoiled(part, right).instead
     found = [c for c in candidates if c.instead.shape != good.shape or c.instead.tobytes() != good.tobytes()]
     if not found and good.size:
         inverted = np.frombuffer(bytes(255 - byte for byte in good.tobytes()), good.dtype).reshape(good.shape)
         found = [_Control("all its bits inverted", inverted, "inverted")]
     yield from found
+
+
+def _unspoiled(part: Stream | State, right: Look) -> _Control:
+    held = right.parts[part.name]
+    return _Control("its own bytes", first_rows(part, held, part.rows(right.position)) if isinstance(part, Stream) else held, "")
 
 
 def _of_stream(stream: Stream, right: Look, stale: Look) -> Iterator[_Control]:
