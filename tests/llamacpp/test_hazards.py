@@ -19,7 +19,7 @@ from kvstore.layout import StateHash, state_hash
 from tests.support import data_file, flip
 
 from .blobs import blob
-from .kinds import KINDS, PARTIAL_KINDS, ROWS_KINDS, WINDOW_KINDS, engine_on, random_tokens, running, told
+from .kinds import BLOCK, KINDS, PARTIAL_KINDS, ROWS_KINDS, WINDOW_KINDS, engine_on, random_tokens, running, told
 from .snapshots import Snapshot
 from .tiny import WINDOW
 
@@ -33,6 +33,20 @@ Models = Mapping[str, Model]
 def held(engine: LlamaCppEngine, length: int) -> StateHash:
     """Hash everything that an engine holds."""
     return state_hash(engine.layout(), engine.arrays(length), length)
+
+
+@pytest.mark.parametrize("name", ROWS_KINDS)
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+def test_the_size_of_a_piece_changes_nothing(tiny: Models, name: str, blocks: int) -> None:
+    """A prefix restored in pieces of one block, of several, or in one, is the same and goes on the same."""
+    with running(tiny[name], name) as (context, engine):
+        context.decode(PROMPT[:300], 0)
+        snapshot = Snapshot(engine, PROMPT[:300])
+        whole = held(engine, 300)
+        other = engine_on(context, name, piece_bytes=blocks * engine.layout().payload_bytes(BLOCK))
+        other.apply(snapshot)
+        assert held(engine, 300) == whole
+        assert context.position(1) == 0
 
 
 @pytest.mark.parametrize("name", KINDS)

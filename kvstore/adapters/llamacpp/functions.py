@@ -87,7 +87,7 @@ class Functions:
             raise LlamaCppError(f"libllama refused to remove [{start}, {stop}) of sequence {seq}")
 
     def clear(self, seq: int) -> bool:
-        """Take all cells away from a sequence; False when the context has no such sequence (or, without recurrent layers, True)."""
+        """Take all cells away from a sequence; False when libllama refuses, as contexts with recurrent layers do without it."""
         return bool(self._rm(self._memory, seq, ALL, ALL))
 
     def span(self, seq: int) -> tuple[int, int]:
