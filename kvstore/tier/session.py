@@ -111,6 +111,11 @@ class SessionTier:
         return self._namespace
 
     @property
+    def checkpoints(self) -> CheckpointPolicy:
+        """Where states are saved, and which are kept."""
+        return self._namespace.scope.policy
+
+    @property
     def stats(self) -> TierStats:
         """What the tier has done so far."""
         return self._counters.stats

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+from kvstore import CheckpointPolicy
 from kvstore.errors import ArrayError, EngineError
 
 from .conftest import Open
@@ -79,6 +80,24 @@ def test_a_prompt_may_be_read_in_chunks(sessions: Open, name: str, boundary: int
     kept = sessions(name, salt=b"chunks")
     assert torch.equal(kept.generate(prompt, boundary=boundary, prefill_chunk_size=7, **GREEDY).sequences, whole.sequences)
     assert kept.restore(whole.sequences[0].numpy())[1] == whole.sequences.numel() - 1
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "qwen3_5_text", "mamba2"])
+def test_the_third_session_starts_where_the_first_two_part(sessions: Open, name: str) -> None:
+    """The second prompt with a common beginning leaves states where it parts, and the third has only its own end to read."""
+    kept = sessions(name, checkpoints=CheckpointPolicy(least_gain=8))
+    common = ids(BLOCK + 11, 31)
+    prompts = [torch.cat([common, torch.tensor([10 + n]), ids(9, 32 + n)]) for n in range(3)]
+    answers = [kept.generate(prompt, **GREEDY) for prompt in prompts]
+    assert [answer.reused for answer in answers] == [0, 0, common.numel()]
+    running = engine(name)  # the third by hand, never interrupted, in the same pieces
+    running.feed(common.numpy())
+    running.feed(prompts[2][common.numel() : -1].numpy())
+    chosen = [int(prompts[2][-1])]
+    for _ in range(12):
+        chosen.append(int(running.feed([chosen[-1]]).argmax()))
+    assert answers[2].sequences[0, prompts[2].numel() :].tolist() == chosen[1:]
+    assert kept.stats.faults == 0
 
 
 def test_a_prompt_of_one_token(sessions: Open) -> None:

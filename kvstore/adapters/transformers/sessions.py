@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -12,8 +12,9 @@ from transformers import DynamicCache
 from kvstore.adapters.transformers.engine import TransformersEngine
 from kvstore.adapters.transformers.generating import Generated, check_call, one_sequence, only_new
 from kvstore.errors import EngineError
-from kvstore.ids import Tokens, as_tokens
+from kvstore.ids import TokenArray, Tokens, as_tokens
 from kvstore.layout import Layout
+from kvstore.radix import CheckpointPolicy
 from kvstore.store import Namespace, Store
 from kvstore.tier import CascadeResult, SessionTier, TierStats, WriteBehind
 
@@ -33,7 +34,7 @@ class TransformersSessions:
         What names the model, as for `TransformersEngine`.
     salt : bytes
         Anything beside the model that changes the state, or keeps sessions apart: a LoRA that is switched on, a tenant.
-    check, write_behind
+    check, write_behind, checkpoints
         As for `SessionTier`.
     """
 
@@ -49,10 +50,11 @@ class TransformersSessions:
         block_tokens: int = 0,
         check: bool = False,
         write_behind: WriteBehind | None = None,
+        checkpoints: CheckpointPolicy | None = None,
     ) -> None:
         self._model = model
         self._engine = TransformersEngine(model, name=name, weights=weights, identity=identity, block_tokens=block_tokens)
-        self._tier = SessionTier(store, self._engine, salt=salt, check=check, write_behind=write_behind)
+        self._tier = SessionTier(store, self._engine, salt=salt, check=check, write_behind=write_behind, checkpoints=checkpoints)
 
     def __enter__(self) -> TransformersSessions:
         return self
@@ -128,8 +130,9 @@ class TransformersSessions:
         input_ids : LongTensor[tokens] or LongTensor[1, tokens]
             The whole prompt.
         boundary : int, optional
-            Where the next request will still agree with this one, at most len(prompt) - 1, which is the default. A prompt that
-            ends in what a chat template adds for the answer, and takes away again, ends earlier for the next request.
+            Where the next request will still agree with this one, at most len(prompt) - 1. By default as many tokens before the
+            prompt's end as `CheckpointPolicy.boundary` says, at least 1. A prompt that ends in what a chat template adds for the
+            answer, and takes away again, ends earlier for the next request.
         **arguments
             Of `model.generate`: for one sequence, greedy or sampled. `prefill_chunk_size` is heeded.
 
@@ -140,13 +143,14 @@ class TransformersSessions:
         """
         ids = one_sequence(input_ids, self._model)
         prompt = as_tokens(ids[0].cpu().numpy())
-        length, last = prompt.size, prompt.size - 1 if boundary is None else boundary
+        length = prompt.size
+        last = max(length - max(self._tier.checkpoints.boundary, 1), 0) if boundary is None else boundary
         if not 0 <= last < length:
             raise EngineError(f"boundary must be a position before the prompt's last token, 0 to {length - 1}, got {boundary}")
         settings = check_call(self._model, length, arguments)
         cache, reused = self.restore(prompt)
         position = reused
-        for pause in self._pauses(reused, last):
+        for pause in self._pauses(prompt, reused, last):
             self._engine.reader.read(cache, prompt[position:pause], chunk=int(settings.prefill_chunk_size or 0))
             self.save(cache, prompt[:pause])
             position = pause
@@ -167,7 +171,7 @@ class TransformersSessions:
         """Flush and end. Idempotent."""
         self._tier.close()
 
-    def _pauses(self, reused: int, boundary: int) -> Iterator[int]:
+    def _pauses(self, prompt: TokenArray, reused: int, boundary: int) -> list[int]:
         """Positions in (reused, boundary] at which the prefill stands while a session is saved."""
-        if boundary > reused:
-            yield boundary
+        found = {min(pause, boundary) for pause in (*self._tier.pauses(prompt, reused), boundary)}
+        return sorted(pause for pause in found if pause > reused)
