@@ -26,7 +26,7 @@ def read(kv: KVFormat, length: int = LENGTH) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kv", ["int8", "int4", "f16"])
 def test_one_bit_of_each_part(kv: KVFormat) -> None:
-    """One bit, in the first or the last byte of a stream or in the first of a state, changes the hash of that part and of no other."""
+    """One bit, in the first or last byte of a stream or in the first of a state, changes the hash of that part and of no other."""
     layout, held = hybrid_layout(kv, positions=256), read(kv)
     whole = state_hash(layout, held, LENGTH)
     assert [name for name, _ in whole.parts] == [s.name for s in layout.streams] + [s.name for s in layout.states]
