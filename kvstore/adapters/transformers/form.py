@@ -55,10 +55,6 @@ class CacheForm:
         """Describe windows and states, for a layout."""
         return tuple(part.state() for part in self.parts if part.kind != "rows")
 
-    def recurrent(self) -> bool:
-        """Whether no layer of a cache tells how many tokens it has seen."""
-        return all(part.kind == "state" for part in self.parts)
-
     def empty(self) -> DynamicCache:
         """Make a cache without tokens, as the model makes its own."""
         return DynamicCache(config=self.config)

@@ -150,13 +150,16 @@ class TransformersSessions:
         settings = check_call(self._model, length, arguments)
         cache, reused = self.restore(prompt)
         position = reused
+        chunk = int(settings.prefill_chunk_size or 0)
         for pause in self._pauses(prompt, reused, last):
-            self._engine.reader.read(cache, prompt[position:pause], chunk=int(settings.prefill_chunk_size or 0))
+            self._engine.reader.read(cache, prompt[position:pause], chunk=chunk)
             self.save(cache, prompt[:pause])
             position = pause
         given = {**arguments, "attention_mask": torch.ones_like(ids)}
-        if self._engine.form.recurrent() and settings.prefill_chunk_size:
-            given["prefill_chunk_size"] = None  # it would cut up the whole prompt, see `only_new`
+        if chunk:  # all but the last token is read here: some versions cut up the whole prompt, whatever the cache has seen
+            self._engine.reader.read(cache, prompt[position:-1], chunk=chunk)
+            position = length - 1
+            given["prefill_chunk_size"] = None
         with only_new(self._engine.reader.decoder, length, position):
             output = self._model.generate(ids, **{self._engine.reader.argument: cache}, **given)
         sequences: torch.Tensor = output if isinstance(output, torch.Tensor) else output.sequences
