@@ -100,7 +100,7 @@ class _Talk:
 
     def read(self, prompt: Array, expected: int) -> None:
         """Promote a prompt, let the model read the rest of it, and cascade."""
-        reused = self._tier.promote(prompt) if self.prompts else 0
+        reused = self._tier.promote(prompt)
         if reused != expected:
             raise AssertionError(f"promoted {reused} tokens, expected {expected}")
         self.cascade(prompt)
@@ -152,17 +152,11 @@ class _Talk:
         return seconds
 
     def account(self, store: Store) -> None:
-        """Take what the store holds apart: blocks that any of the prompts' leases has are rows, the others states."""
-        rows: dict[bytes, int] = {}
-        for prompt in self.prompts:
-            with self._tier.namespace.lease(prompt) as lease:
-                rows |= {block.block_id: block.payload_bytes for block in lease.blocks}
-        stats = store.stats()
+        """Take what the store holds."""
         (info,) = store.namespaces()
         self.kept.kept = info.checkpoints
-        self.kept.rows_bytes = sum(rows.values())
-        self.kept.states_bytes = stats.payload_bytes - self.kept.rows_bytes
-        self.kept.file_bytes = stats.file_bytes
+        self.kept.rows_bytes, self.kept.states_bytes = info.rows_bytes, info.states_bytes
+        self.kept.file_bytes = store.stats().file_bytes
 
 
 def room(plan: Conversation, model: Hybrid, *, branches: bool) -> int:
@@ -173,7 +167,7 @@ def room(plan: Conversation, model: Hybrid, *, branches: bool) -> int:
 
 
 def talk(context: Context, plan: Conversation, model: Hybrid, *, branches: bool) -> Kept:
-    """Hold a conversation in which the client sends the reasoning back, or hides it, so that each turn branches off."""
+    """Hold a conversation in which the client sends the reasoning back, or hides it, so that each turn leaves its answer."""
     kept = Kept("hides the reasoning" if branches else "sends all back", branches, plan.turns)
     directory = context.scratch / "talk"
     cap = room(plan, model, branches=branches)

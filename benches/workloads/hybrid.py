@@ -313,7 +313,7 @@ def _show_talks(outcome: Outcome, talks: list[Kept]) -> None:
             ),
             "Two checkpoints a turn: at its boundary, and at the end of the answer. A path keeps its two deepest, and the one at a "
             "point where others branch off. A client that sends the reasoning back has one path. One that hides it comes back to "
-            "the boundary, so each turn leaves a branch there, which stays with both checkpoints until eviction takes it.",
+            "the boundary and leaves the answer as it was decoded; the tier drops it once the next turn is stored.",
         ),
         Table(
             "A cascade with states",
@@ -347,12 +347,11 @@ def _show_talks(outcome: Outcome, talks: list[Kept]) -> None:
             "cascade ended, and the index.",
         ),
     ]
-    straight = [kept for kept in talks if not kept.branches]
     outcome.targets += [
-        Target("checkpoints kept of a conversation without branches", max(k.kept for k in straight), _KEPT),
+        Target("checkpoints kept of a conversation", max(k.kept for k in talks), _KEPT),
         Target(
             "bytes of the checkpoints kept of it, over those of one",
-            max(k.states_bytes / k.checkpoint for k in straight),
+            max(k.states_bytes / k.checkpoint for k in talks),
             1.05 * _KEPT,
         ),
     ]
