@@ -17,7 +17,7 @@ class CheckpointPolicy:
     - its `per_path` deepest checkpoints: with 2 the turn's boundary, which a client that hides reasoning comes back to, and the end
       of the answer;
     - the one saved last;
-    - at each node where sessions part, the deepest at or before it; `per_path` of them while another branch has none of its own;
+    - at each node where sessions part, the deepest at or before it, and as many more as another branch needs to have `per_path`;
     - with `every`, the deepest in each span of so many positions.
 
     The save that completes a checkpoint drops what it supersedes; so does the eviction that leaves a node one child, in a process

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvstore import Layout, State, Store, Stream
+from kvstore import CheckpointPolicy, Layout, Namespace, State, Store, Stream
+from kvstore.records.block import Ref
 from kvstore.testing import session_rows, session_states, states_equal
 from tests.support import CAP, assert_restores, assert_sound, hybrid_layout, save
 
@@ -94,6 +95,23 @@ def test_a_branch_keeps_a_checkpoint_at_or_before_it(store: Store) -> None:
     assert_sound(store)
 
 
+def test_another_session_takes_none_of_what_a_branch_keeps(store: Store) -> None:
+    """However many a policy keeps: what one branch saves leaves the others as many, those before the branch among them."""
+    namespace = store.namespace(hybrid_layout(), checkpoints=CheckpointPolicy(per_path=4))
+    for end in (10, 20, 30, 40, 50):
+        save(namespace, TOKENS[:end])
+    other = [*TOKENS[:40], *[5] * 40]
+    for end in (50, 60, 70, 80):
+        save(namespace, other[:end])
+        assert checkpoints_on(namespace, TOKENS) == [20, 30, 40, 50]
+    assert checkpoints_on(namespace, other) == [20, 30, 40, 50, 60, 70, 80]
+    for end in (60, 70, 80):
+        save(namespace, TOKENS[:end])
+    assert checkpoints_on(namespace, TOKENS) == [40, 50, 60, 70, 80]
+    assert checkpoints_on(namespace, other) == [40, 50, 60, 70, 80]
+    assert_sound(store)
+
+
 def test_a_checkpoint_before_the_branch_stays(store: Store) -> None:
     """If there is none at the branch itself, the deepest before it is kept for the others that branch off there."""
     namespace = store.namespace(hybrid_layout())
@@ -136,6 +154,29 @@ def test_an_eviction_that_leaves_one_child_drops_what_the_branch_kept(store: Sto
     save(namespace, [*TOKENS, 1])
     assert checkpoints_on(namespace, [*TOKENS, 1])[-2:] == [100, 101]
     assert len(checkpoints_on(namespace, [*TOKENS, 1])) == 2
+
+
+def test_an_eviction_counts_what_the_policy_drops_with_it(store: Store) -> None:
+    """Pages of the checkpoints that only a branch kept are among what an eviction says it has freed: no more goes than must."""
+    namespace = store.namespace(hybrid_layout())
+    save(namespace, TOKENS[:40])
+    other = [*TOKENS[:40], *[5] * 10]
+    save(namespace, other)
+    for end in (60, 80, 100):
+        save(namespace, TOKENS[:end])
+    assert checkpoints_on(namespace, TOKENS) == [40, 80, 100]
+    before = _block_bytes(namespace)
+    result = namespace.evict(other)
+    assert checkpoints_on(namespace, TOKENS) == [80, 100]
+    assert result.freed_bytes == before - _block_bytes(namespace) > 0
+
+
+def _block_bytes(namespace: Namespace) -> int:
+    """Bytes of the pages of all blocks."""
+    environment = namespace.scope.store.environment
+    with environment.reading() as txn:
+        pages: int = sum(Ref.decode(key, raw).pages for key, raw in txn.items(txn.db.refs))
+    return pages * environment.page_bytes
 
 
 BIG = Layout(
