@@ -1,4 +1,4 @@
-"""Kinds of `HashEngine` that are broken in one way each, and some that are not."""
+"""Kinds of `HashEngine` that are broken in one way each."""
 
 from __future__ import annotations
 
@@ -9,101 +9,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from blake3 import blake3
 
-from kvstore import Captured, Layout, Paged, Restored
-from kvstore.arrays import StreamArray
+from kvstore import Captured, Layout, Restored
 from kvstore.testing import HashEngine
+from kvstore.testing.sessions import state_shape
 
-
-class HandsOutViews(HashEngine):
-    """Not broken: hands out views of its own arrays, which are overwritten when it reads on."""
-
-    def capture(self, start: int, stop: int) -> Captured:
-        """See the class."""
-        streams = {
-            s.name: self.streams[s.name][(slice(None),) * s.token_axis + (slice(s.rows(start), s.rows(stop)),)]
-            for s in self._layout.streams
-        }
-        return Captured(streams, self.states if stop == self.position else {})
-
-
-class PartByPart(HashEngine):
-    """Not broken: takes one stream after another, the states first."""
-
-    def apply(self, restored: Restored) -> None:
-        """See the class."""
-        self.states = restored.states()
-        for name, array in self.streams.items():
-            restored.copy_into({name: array})
-        self.position = restored.length
-        self._reread()
-
-
-class InPages(HashEngine):
-    """Not broken: keeps the rows of its device in pages of three, back to front, and hands those out and takes those."""
-
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
-        self._paged: dict[str, Paged] = {}
-        for stream in layout.streams:
-            rows = self.streams[stream.name].shape[stream.token_axis]
-            count = -(-rows // 3)
-            shape = stream.array_shape(stream.tokens_per_row)
-            shape = (*shape[: stream.token_axis], count, 3, *shape[stream.token_axis + 1 :])
-            slots = np.arange(3 * count)[::-1][:rows].copy()
-            self._paged[stream.name] = Paged(np.zeros(shape, stream.view_dtype), slots)
-
-    def capture(self, start: int, stop: int) -> Captured:
-        """See the class."""
-        captured = super().capture(start, stop)
-        streams: dict[str, StreamArray] = {}
-        for stream in self._layout.streams:
-            paged = self._paged[stream.name]
-            span = paged.slots[stream.rows(start) : stream.rows(stop)]
-            pages = np.moveaxis(paged.pages, (stream.token_axis, stream.token_axis + 1), (0, 1))
-            pages[span // 3, span % 3] = np.moveaxis(_arrays(captured)[stream.name], stream.token_axis, 0)
-            streams[stream.name] = replace(paged, slots=span)
-        return replace(captured, streams=streams)
-
-    def apply(self, restored: Restored) -> None:
-        """See the class."""
-        restored.copy_into(self._paged)
-        for stream in self._layout.streams:
-            paged = self._paged[stream.name]
-            span = paged.slots[: stream.rows(restored.length)]
-            pages = np.moveaxis(paged.pages, (stream.token_axis, stream.token_axis + 1), (0, 1))
-            np.moveaxis(self.streams[stream.name], stream.token_axis, 0)[: span.size] = pages[span // 3, span % 3]
-        self.states = restored.states()
-        self.position = restored.length
-        self._reread()
-
-
-class ExtensionTypes(HashEngine):
-    """Not broken: its arrays are of ml_dtypes' types, which numpy itself doesn't know."""
-
-    def typed(self) -> dict[str, Any]:
-        """Its streams and states: the same bytes in those types."""
-        return {name: _typed(array) for name, array in {**self.streams, **self.states}.items()}
-
-    def capture(self, start: int, stop: int) -> Captured:
-        """See the class."""
-        captured = super().capture(start, stop)
-        streams, states = ({k: _typed(v) for k, v in named.items()} for named in (_arrays(captured), captured.states))
-        return Captured(streams, states)
-
-    def apply(self, restored: Restored) -> None:
-        """See the class."""
-        restored.copy_into({name: _typed(array) for name, array in self.streams.items()})
-        self.states = restored.states()
-        self.position = restored.length
-        self._reread()
-
-
-def _typed(array: Any) -> Any:
-    return array.view(ml_dtypes.bfloat16 if array.dtype == np.uint16 else ml_dtypes.float8_e4m3fn)
+from .whole import InRanges
 
 
 def forgetful(name: str) -> type[HashEngine]:
@@ -120,13 +33,14 @@ def forgetful(name: str) -> type[HashEngine]:
     return Forgetful
 
 
-def unread(name: str) -> type[HashEngine]:
+def unread(name: str, kind: type[HashEngine] = HashEngine) -> type[HashEngine]:
     """Make a kind of engine that saves and restores a part, and whose forward never reads it."""
 
-    class Unread(HashEngine):
+    class Unread(kind):  # type: ignore[valid-type, misc]  # a class that is made from one that was given
         def _seen(self, head: bytes) -> blake3:
             with _without(self, name):
-                return super()._seen(head)
+                seen: blake3 = super()._seen(head)
+            return seen
 
     return Unread
 
@@ -155,6 +69,49 @@ class ReadsTheFirstRowsOnly(HashEngine):
         super()._reread()
         rows = self.streams["v"][: min(self.position, self._layout.block_tokens)]
         self._hashers[1] = blake3(np.ascontiguousarray(rows).tobytes())
+
+
+class WindowAsRows(HashEngine):
+    """Keeps the last 8 rows of v only and reads no others, and calls v a stream: cut further back, what it needs is gone."""
+
+    def _seen(self, head: bytes) -> blake3:
+        with _without(self, "v"):
+            seen: blake3 = super()._seen(head)
+        return seen.update(self.streams["v"][max(self.position - 8, 0) : self.position].tobytes())
+
+    def _step(self, token: int) -> None:
+        super()._step(token)
+        self.streams["v"][: max(self.position - 8, 0)] = 0
+
+
+class LooksAtTheShapeOnly(unread("window")):  # type: ignore[misc]  # a class made by a function
+    """Never reads its window, which is empty of anything but zeros, but refuses one of another shape."""
+
+    def _step(self, token: int) -> None:
+        super()._step(token)
+        self.states["window"][...] = 0
+
+    def apply(self, restored: Restored) -> None:
+        """See the class."""
+        super().apply(restored)
+        if self.states["window"].shape != state_shape(self._layout.states[1], self.position):
+            raise ValueError("a window of another position")
+
+
+class CountsItsRestores(unread("k")):  # type: ignore[misc]  # a class made by a function
+    """Never reads k, and says something else after each restore, so that whatever was restored seems to matter."""
+
+    restores = 0
+
+    def apply(self, restored: Restored) -> None:
+        """See the class."""
+        super().apply(restored)
+        self.restores += 1
+
+    def observe(self) -> bytes:
+        """See the class."""
+        said: bytes = super().observe()
+        return said + bytes([self.restores % 256])
 
 
 class StaysWithItsOwn(HashEngine):
@@ -270,6 +227,36 @@ class GoesToTheSavedEnd(HashEngine):
             self._reread()
 
 
+class KeepsItsStateToItself(HashEngine):
+    """Has a state that its layout doesn't name, and keeps it in the process for the positions that were saved."""
+
+    saved: dict[bytes, bytes] = {}  # noqa: RUF012 - shared by all engines of the class on purpose
+    hidden = b""
+
+    def _seen(self, head: bytes) -> blake3:
+        return super()._seen(head).update(self.hidden)
+
+    def _step(self, token: int) -> None:
+        super()._step(token)
+        self.hidden = blake3(self.hidden + token.to_bytes(4, "little")).digest()
+
+    def capture(self, start: int, stop: int) -> Captured:
+        """See the class."""
+        if stop == self.position:
+            self.saved[self.streams["v"][:stop].tobytes()] = self.hidden
+        return super().capture(start, stop)
+
+    def apply(self, restored: Restored) -> None:
+        """See the class."""
+        super().apply(restored)
+        self.hidden = self.saved.get(self.streams["v"][: self.position].tobytes(), b"")
+
+    def reset(self) -> None:
+        """See the class."""
+        super().reset()
+        self.hidden = b""
+
+
 class RewritesThePast(HashEngine):
     """Changes the row before with each token."""
 
@@ -333,8 +320,8 @@ class KeepsAMixture(HashEngine):
             super().reset()
 
 
-class SwallowsErrors(HashEngine):
-    """Goes on after an error."""
+class SwallowsErrorsInRanges(InRanges):
+    """Goes on after an error in one of its ranges."""
 
     def apply(self, restored: Restored) -> None:
         """See the class."""
@@ -344,104 +331,28 @@ class SwallowsErrors(HashEngine):
             self.position = restored.length
 
 
-def _arrays(captured: Captured) -> dict[str, Any]:
-    return dict(captured.streams)
-
-
-class IgnoresTheStart(HashEngine):
-    """Hands out as many rows as it was asked for, from 0."""
-
-    def capture(self, start: int, stop: int) -> Captured:
-        """See the class."""
-        captured = super().capture(start, stop)
-        streams = {}
-        for stream in self._layout.streams:
-            count = stream.rows(stop) - stream.rows(start)
-            streams[stream.name] = self.streams[stream.name][(slice(None),) * stream.token_axis + (slice(count),)]
-        return replace(captured, streams=streams)
-
-
-class AlwaysHandsOutStates(HashEngine):
-    """Hands out its states with whatever rows it was asked for."""
-
-    def capture(self, start: int, stop: int) -> Captured:
-        """See the class."""
-        return replace(super().capture(start, stop), states=self.states)
-
-
-class NotInPlaceYet(HashEngine):
-    """Hands out buffers into which the device hasn't written yet: what they hold is what was captured before."""
-
-    before: Captured | None = None
-
-    def capture(self, start: int, stop: int) -> Captured:
-        """See the class."""
-        now = super().capture(start, stop)
-        kept = Captured(*({k: np.array(v) for k, v in named.items()} for named in (_arrays(now), now.states)))
-        streams, states = {}, {}
-        for name, array in _arrays(now).items():
-            old = _arrays(self.before)[name] if self.before else None
-            streams[name] = old if old is not None and old.shape == array.shape else np.zeros_like(array)
-        for name, array in now.states.items():
-            states[name] = self.before.states.get(name, np.zeros_like(array)) if self.before else np.zeros_like(array)
-        self.before = kept
-        return Captured(streams, states)
-
-
-class OneScratchForAll(HashEngine):
-    """Copies each stream into the same scratch memory: the last one overwrites those before."""
-
-    def capture(self, start: int, stop: int) -> Captured:
-        """See the class."""
-        captured = super().capture(start, stop)
-        scratch = np.empty(max(array.nbytes for array in _arrays(captured).values()), np.uint8)
-        streams = {}
-        for name, array in _arrays(captured).items():
-            there = scratch[: array.nbytes].view(array.dtype).reshape(array.shape)
-            there[...] = array
-            streams[name] = there
-        return replace(captured, streams=streams)
-
-
-class CaptureDisturbs(HashEngine):
-    """Changes a state by handing it out."""
-
-    def capture(self, start: int, stop: int) -> Captured:
-        """See the class."""
-        captured = super().capture(start, stop)
-        self.states["r"] = np.roll(self.states["r"], 1)
-        return captured
-
-
-class LeavesAStreamOut(HashEngine):
-    """Captures one stream less than its layout has."""
-
-    def capture(self, start: int, stop: int) -> Captured:
-        """See the class."""
-        captured = super().capture(start, stop)
-        return replace(captured, streams={k: v for k, v in captured.streams.items() if k != "v"})
-
-
-class LosesRestoredRows(HashEngine):
-    """Hands out only the rows that it has computed itself; what was restored has gone to its device."""
-
-    own = 0
+class RangesInOnePlace(InRanges):
+    """Puts every range where the first one belongs."""
 
     def apply(self, restored: Restored) -> None:
         """See the class."""
-        super().apply(restored)
-        self.own = restored.length
+        size = self._layout.block_tokens
+        for start in range(0, restored.length, size):
+            restored.copy_into(self.streams, start=start, stop=min(start + size, restored.length))
+        self.states = restored.states()
+        self.position = restored.length
+        self._reread()
 
-    def reset(self) -> None:
-        """See the class."""
-        super().reset()
-        self.own = 0
 
-    def capture(self, start: int, stop: int) -> Captured:
+class SwallowsErrors(HashEngine):
+    """Goes on after an error."""
+
+    def apply(self, restored: Restored) -> None:
         """See the class."""
-        captured = super().capture(start, stop)
-        _arrays(captured)["v"][: max(self.own - start, 0)] = 0
-        return captured
+        try:
+            super().apply(restored)
+        except Exception:
+            self.position = restored.length
 
 
 class CountsItself(HashEngine):

@@ -69,8 +69,8 @@ class _Through:
     def tokens(self) -> TokenArray:
         return self._restored.tokens
 
-    def copy_into(self, arrays: Mapping[str, StreamArray]) -> None:
-        self._restored.copy_into(arrays)
+    def copy_into(self, arrays: Mapping[str, StreamArray], *, start: int = 0, stop: int | None = None) -> None:
+        self._restored.copy_into(arrays, start=start, stop=stop)
 
     def states(self) -> dict[str, Array]:
         return self._restored.states()
@@ -94,11 +94,12 @@ class Spoiled(_Through):
         self._part = part
         self._instead = instead
 
-    def copy_into(self, arrays: Mapping[str, StreamArray]) -> None:
+    def copy_into(self, arrays: Mapping[str, StreamArray], *, start: int = 0, stop: int | None = None) -> None:
         """See `Restored.copy_into`."""
-        super().copy_into(arrays)
+        super().copy_into(arrays, start=start, stop=stop)
         if isinstance(self._part, Stream) and self._part.name in arrays:
-            put_rows(self._part, arrays[self._part.name], self._instead)
+            span = slice(self._part.rows(start), self._part.rows(self.length if stop is None else stop))
+            put_rows(self._part, arrays[self._part.name], self._instead[span])
 
     def states(self) -> dict[str, Array]:
         """See `Restored.states`."""
@@ -115,6 +116,8 @@ class CutOffError(RuntimeError):
 class CutOff(_Through):
     """Raises half-way through one stream, or when it is asked for the states; what comes before in the layout is copied.
 
+    Where a stream is taken in ranges of positions, the one that holds the middle position is cut off in its middle row.
+
     Attributes
     ----------
     reached : bool
@@ -128,15 +131,16 @@ class CutOff(_Through):
         self._part = part
         self.reached = False
 
-    def copy_into(self, arrays: Mapping[str, StreamArray]) -> None:
+    def copy_into(self, arrays: Mapping[str, StreamArray], *, start: int = 0, stop: int | None = None) -> None:
         """See `Restored.copy_into`."""
-        if self._part not in arrays:
-            super().copy_into(arrays)
+        end = self.length if stop is None else stop
+        if self._part not in arrays or not start <= self.length // 2 < end:
+            super().copy_into(arrays, start=start, stop=stop)
             return
         before = set(self._names[: self._names.index(self._part) + 1])
-        super().copy_into({name: array for name, array in arrays.items() if name in before})
+        super().copy_into({name: array for name, array in arrays.items() if name in before}, start=start, stop=stop)
         stream = self._streams[self._part]
-        rows = stream.rows(self.length)
+        rows = stream.rows(end) - stream.rows(start)
         garbage = np.full((rows - rows // 2, stream.row_bytes), 0x5A, np.uint8)
         put_rows(stream, arrays[self._part], garbage, first=rows // 2)
         self._raise()
