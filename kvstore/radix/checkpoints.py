@@ -112,13 +112,11 @@ def prune(txn: Writer, node: int, policy: CheckpointPolicy, *, newest: int = 0) 
         path = _path_through(txn, node)
     except IndexDamaged:
         return 0, 0
-    found = [(place, c) for place, n in enumerate(path) for c in n.checkpoints if c.complete]
-    keep = {newest, *policy.kept([c.position for _, c in found])}
-    for place, n in enumerate(path):
-        if nodes.count_children(txn, n.node, 2) > 1:
-            before = [c.position for _, c in found if c.position <= n.end]
-            on_path = path[place + 1].node if place + 1 < len(path) else 0
-            keep.update(before[-_kept_at_branch(txn, n.node, on_path, policy.per_path) :])
+    found = [c for n in path for c in n.checkpoints if c.complete]
+    bad = table.bad_blocks(txn)
+    keep = {newest} | _kept(txn, path, [c.position for c in found], policy)
+    if bad:  # nobody can be given those: they take no other's place
+        keep |= _kept(txn, path, [c.position for c in found if bad.isdisjoint(c.ids)], policy)
     references = pages = 0
     for n in path:
         stale = [c for c in n.checkpoints if c.complete and c.position not in keep]
@@ -127,6 +125,17 @@ def prune(txn: Writer, node: int, policy: CheckpointPolicy, *, newest: int = 0) 
             pages += _drop(txn, stale)
             nodes.store(txn, n.replace(checkpoints=tuple(c for c in n.checkpoints if c not in stale)))
     return references, pages
+
+
+def _kept(txn: Writer, path: list[Node], positions: list[int], policy: CheckpointPolicy) -> set[int]:
+    """Which of a path's positions, ascending, are kept: for its own sake, and for those that leave it."""
+    keep = policy.kept(positions)
+    for place, n in enumerate(path):
+        if nodes.count_children(txn, n.node, 2) > 1:
+            before = [position for position in positions if position <= n.end]
+            on_path = path[place + 1].node if place + 1 < len(path) else 0
+            keep.update(before[-_kept_at_branch(txn, n.node, on_path, policy.per_path) :])
+    return keep
 
 
 def _kept_at_branch(txn: Writer, branch: int, on_path: int, per_path: int) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvstore import CheckpointPolicy, Layout, Namespace, State, Store, Stream
+from kvstore import blocks as table
 from kvstore.records.block import Ref
 from kvstore.testing import session_rows, session_states, states_equal
 from tests.support import CAP, assert_restores, assert_sound, hybrid_layout, save
@@ -92,6 +93,24 @@ def test_a_branch_keeps_a_checkpoint_at_or_before_it(store: Store) -> None:
     for branch in branches[:2]:
         namespace.evict(branch)
     assert_restores(namespace, branches[2], 100)
+    assert_sound(store)
+
+
+def test_a_damaged_checkpoint_takes_no_others_place(store: Store) -> None:
+    """A checkpoint whose states are damaged counts for nothing: the two deepest that can be restored stay beside it."""
+    namespace = store.namespace(hybrid_layout())
+    save(namespace, TOKENS[:20])
+    save(namespace, TOKENS[:40])
+    [node] = nodes_on(namespace, TOKENS)
+    for block in node.checkpoints[-1].ids:
+        with namespace.scope.store.environment.reading() as txn:
+            offset = table.offset_of(txn, block)
+        namespace.scope.store.refuse(block, offset)
+    save(namespace, TOKENS[:60])
+    assert checkpoints_on(namespace, TOKENS) == [20, 40, 60]
+    assert_restores(namespace, TOKENS[:59], 20)
+    save(namespace, TOKENS[:80])
+    assert checkpoints_on(namespace, TOKENS) == [60, 80]
     assert_sound(store)
 
 
