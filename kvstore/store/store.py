@@ -208,6 +208,8 @@ class Store:
         scope = self._check_open()
         if not isinstance(salt, bytes | bytearray | memoryview):
             raise TypeError(f"salt must be bytes, got {type(salt).__name__}; encode it")
+        if not isinstance(checkpoints, CheckpointPolicy | None):
+            raise TypeError(f"checkpoints must be a CheckpointPolicy, got {type(checkpoints).__name__}")
         return Namespace(NamespaceScope.of(scope, layout, bytes(salt), checkpoints), self._check_open)
 
     def namespaces(self) -> list[NamespaceInfo]:
