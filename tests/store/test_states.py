@@ -114,6 +114,26 @@ def test_a_damaged_checkpoint_takes_no_others_place(store: Store) -> None:
     assert_sound(store)
 
 
+def test_policies_are_looked_up_where_they_are_needed(store: Store) -> None:
+    """A transaction looks up the policies of the roots that it evicts from, and copies none: there may be one for each salt."""
+    namespaces = [store.namespace(hybrid_layout(), salt=bytes([n])) for n in range(3)]
+    for namespace in namespaces:
+        save(namespace, TOKENS[:20])
+    plain = store.namespace(Layout((Stream("k", "u8", (4,)),), block_tokens=16))
+    save(plain, TOKENS[:20])
+    scope = namespaces[0].scope.store
+    with scope.environment.reading() as txn:
+        stateful = scope.stateful(txn)
+        roots = [namespace.scope.root(txn) for namespace in namespaces]
+        assert sorted(stateful) == sorted(roots)
+        assert len(stateful) == 3
+        assert plain.scope.root(txn) not in stateful
+    assert stateful.get(roots[1]) == CheckpointPolicy()
+    given = CheckpointPolicy(per_path=7)
+    store.namespace(hybrid_layout(), salt=b"\x01", checkpoints=given)
+    assert [stateful[root] for root in roots] == [CheckpointPolicy(), given, CheckpointPolicy()]
+
+
 def test_another_session_takes_none_of_what_a_branch_keeps(store: Store) -> None:
     """However many a policy keeps: what one branch saves leaves the others as many, those before the branch among them."""
     namespace = store.namespace(hybrid_layout(), checkpoints=CheckpointPolicy(per_path=4))
