@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from kvstore import CheckpointPolicy, Layout, Namespace, State, Store, Stream
 from kvstore import blocks as table
 from kvstore.records.block import Ref
 from kvstore.testing import session_rows, session_states, states_equal
-from tests.support import CAP, assert_restores, assert_sound, hybrid_layout, save
+from tests.support import CAP, SCALE, assert_restores, assert_sound, hybrid_layout, save
 
 from .index import all_nodes, checkpoints_on, nodes_on
 
@@ -178,6 +180,42 @@ def test_a_split_hands_checkpoints_up(store: Store) -> None:
     assert [c.position for c in lower.checkpoints] == [80]
     assert_restores(namespace, TOKENS, 80)
     assert_restores(namespace, [*TOKENS[:40], 7], 40)
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_session_has_what_the_policy_says(store: Store, seed: int) -> None:
+    """However sessions grow, part and are saved again in their middle: each keeps its deepest and one in each span of `every`."""
+    chance = random.Random(seed)
+    policy = CheckpointPolicy(per_path=1 + seed % 4, every=chance.choice([0, 13, 32]))
+    namespace = store.namespace(hybrid_layout(), checkpoints=policy)
+    had: dict[tuple[int, ...], set[int]] = {}  # by session, the positions it had when it came to be, and those saved since
+    for _ in range(round(40 * SCALE)):
+        base = chance.choice(list(had)) if had and chance.random() < 0.8 else ()
+        kept = base[: chance.choice([len(base), chance.randint(0, len(base))])]
+        tokens = (*kept, *(chance.randrange(3) for _ in range(chance.choice([0, 1, 10, 20]))))[:120]
+        if not tokens:
+            continue
+        shared = max((_common(one, tokens) for one in had), default=0)
+        before = {p for p in checkpoints_on(namespace, list(tokens)) if p <= shared}
+        save(namespace, list(tokens))
+        grown = [one for one in had if tokens[: len(one)] == one]
+        through = [one for one in had if one[: len(tokens)] == tokens]
+        if not through:
+            through = [tokens]
+            had[tokens] = had.pop(grown[0]) if grown else before
+        for one in through:
+            had[one].add(len(tokens))
+        for one, positions in had.items():
+            there = set(checkpoints_on(namespace, list(one)))
+            assert policy.kept(sorted(positions)) <= there, (one, positions, there)
+    assert len(had) > 3
+    for one in had:
+        assert_restores(namespace, list(one), checkpoints_on(namespace, list(one))[-1])
+    assert_sound(store)
 
 
 def test_an_eviction_that_leaves_one_child_drops_what_the_branch_kept(store: Store) -> None:
