@@ -22,7 +22,7 @@ class CheckpointPolicy:
 
     The save that completes a checkpoint drops what it supersedes; so does the eviction that leaves a node one child, in a process
     that has a handle on the namespace. So a conversation of n tokens costs the states of per_path + n / every checkpoints, and of
-    one for each place at which others have left it.
+    one (`per_path` at most) for each place at which others have left it.
 
     All processes should give a namespace the same policy: each applies its own to the path that it saves.
 

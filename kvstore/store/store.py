@@ -204,6 +204,8 @@ class Store:
         ------
         CapError
             When the cap leaves no room to work with blocks of this layout.
+        TypeError
+            When the salt isn't bytes, or `checkpoints` no policy.
         """
         scope = self._check_open()
         if not isinstance(salt, bytes | bytearray | memoryview):

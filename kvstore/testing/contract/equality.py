@@ -72,10 +72,11 @@ def offered_positions(setting: Setting[E]) -> str:
             setting.driver.feed(source, batch)
             if end in saved:
                 setting.save(source, setting.tokens[:end])
-    live: dict[int, tuple[Look, list[Look]]] = {}
-    for position in {0, *ends}:
+    live: dict[int, tuple[Look | None, list[Look]]] = {}
+    for position in sorted(set(offered.values())):
         with setting.engine(*(batch for end, batch in batches.items() if end <= position)) as engine:
-            live[position] = setting.look(engine, position, observe=False), list(setting.go_on(engine, position))
+            before = setting.look(engine, position, observe=False) if position else None
+            live[position] = before, list(setting.go_on(engine, position))
     with setting.engine(setting.other) as used:
         for prompt, position in offered.items():
             before, after = live[position]
@@ -83,7 +84,7 @@ def offered_positions(setting: Setting[E]) -> str:
                 for engine, what in ((used, "a used engine"), (fresh, "a fresh engine")):
                     setting.promote(engine, setting.tokens[:prompt], position)
                     what = f"{what}, restored for a prompt of {prompt} tokens"
-                    if position:
+                    if before is not None:
                         setting.compare(before, setting.look(engine, position, observe=False), what)
                     for expected, seen in zip(after, setting.go_on(engine, position), strict=True):
                         setting.compare(expected, seen, f"{what}, goes on differently")
