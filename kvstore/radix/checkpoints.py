@@ -97,53 +97,71 @@ def _with(node: Node, kept: list[Checkpoint], added: list[Checkpoint]) -> Node:
     return node.replace(checkpoints=tuple(sorted((*kept, *added), key=lambda c: (c.position, c.save_id))))
 
 
-def prune(txn: Writer, node: int, policy: CheckpointPolicy, *, newest: int = 0) -> None:
+def prune(txn: Writer, node: int, policy: CheckpointPolicy, *, newest: int = 0) -> tuple[int, int]:
     """Apply the policy to the path through a node: up to the root, and down as long as there is one way down.
 
     The checkpoint at `newest`, which has just been saved, stays wherever it is: somebody goes on from there.
     Best effort: where a record of the path is damaged, everything is kept. What the policy drops is space, not safety.
+
+    Returns
+    -------
+    tuple of (int, int)
+        References to blocks that were dropped, and pages that became free by it.
     """
     try:
         path = _path_through(txn, node)
     except IndexDamaged:
-        return
-    found = [(place, c) for place, n in enumerate(path) for c in n.checkpoints if c.complete]
-    keep = {newest, *policy.kept([c.position for _, c in found])}
-    for place, n in enumerate(path):
-        if nodes.count_children(txn, n.node, 2) > 1:
-            before = [c.position for _, c in found if c.position <= n.end]
-            on_path = path[place + 1].node if place + 1 < len(path) else 0
-            keep.update(before[-_kept_at_branch(txn, n.node, on_path, policy.per_path) :])
+        return 0, 0
+    found = [c for n in path for c in n.checkpoints if c.complete]
+    bad = table.bad_blocks(txn)
+    keep = {newest} | _kept(txn, path, [c.position for c in found], policy)
+    if bad:  # nobody can be given those: they take no other's place
+        keep |= _kept(txn, path, [c.position for c in found if bad.isdisjoint(c.ids)], policy)
+    references = pages = 0
     for n in path:
         stale = [c for c in n.checkpoints if c.complete and c.position not in keep]
         if stale:
-            _drop(txn, stale)
+            references += sum(len(c.ids) for c in stale)
+            pages += _drop(txn, stale)
             nodes.store(txn, n.replace(checkpoints=tuple(c for c in n.checkpoints if c not in stale)))
+    return references, pages
+
+
+def _kept(txn: Writer, path: list[Node], positions: list[int], policy: CheckpointPolicy) -> set[int]:
+    """Which of a path's positions, ascending, are kept: for its own sake, and for those that leave it."""
+    keep = policy.kept(positions)
+    for place, n in enumerate(path):
+        if nodes.count_children(txn, n.node, 2) > 1:
+            before = [position for position in positions if position <= n.end]
+            on_path = path[place + 1].node if place + 1 < len(path) else 0
+            keep.update(before[-_kept_at_branch(txn, n.node, on_path, policy.per_path) :])
+    return keep
 
 
 def _kept_at_branch(txn: Writer, branch: int, on_path: int, per_path: int) -> int:
-    """How many checkpoints at or before a branch its other paths need to have `per_path` each."""
+    """How many checkpoints at or before a branch its other paths need to have `per_path` each; at least one."""
+    kept = 1
     for looked_at, child in enumerate(nodes.children_of(txn, branch)):
         if looked_at == _CHILDREN_LOOKED_AT:
             return per_path
-        if child != on_path and not _checkpoint_below(txn, child):
-            return per_path
-    return 1
+        if child != on_path:
+            kept = max(kept, per_path - _checkpoints_below(txn, child, per_path - kept))
+    return kept
 
 
-def _checkpoint_below(txn: Writer, node: int) -> bool:
-    """Whether there is a complete checkpoint at a node or along the single way down from it; not behind damage."""
-    while True:
+def _checkpoints_below(txn: Writer, node: int, enough: int) -> int:
+    """How many complete checkpoints are at a node and along the single way down from it; not behind damage. Stops at `enough`."""
+    found = 0
+    while found < enough:
         try:
-            checkpoints = nodes.load(txn, node).checkpoints
+            found += sum(c.complete for c in nodes.load(txn, node).checkpoints)
         except IndexDamaged:
-            return False
-        if any(c.complete for c in checkpoints):
-            return True
+            break
         below = [child for _, child in zip(range(2), nodes.children_of(txn, node), strict=False)]
         if len(below) != 1:
-            return False
+            break
         node = below[0]
+    return found
 
 
 def _path_through(txn: Writer, node: int) -> list[Node]:
@@ -160,8 +178,7 @@ def _path_through(txn: Writer, node: int) -> list[Node]:
         path.append(nodes.load(txn, below[0]))
 
 
-def _drop(txn: Writer, checkpoints: list[Checkpoint]) -> None:
+def _drop(txn: Writer, checkpoints: list[Checkpoint]) -> int:
+    """Drop what checkpoints refer to; returns the pages that became free."""
     unfinished.forget(txn, checkpoints)
-    for checkpoint in checkpoints:
-        for block in checkpoint.ids:
-            table.drop_reference(txn, block)
+    return sum(table.drop_reference(txn, block) for checkpoint in checkpoints for block in checkpoint.ids)

@@ -17,12 +17,12 @@ class CheckpointPolicy:
     - its `per_path` deepest checkpoints: with 2 the turn's boundary, which a client that hides reasoning comes back to, and the end
       of the answer;
     - the one saved last;
-    - at each node where sessions part, the deepest at or before it; `per_path` of them while another branch has none of its own;
+    - at each node where sessions part, the deepest at or before it, and as many more as another branch needs to have `per_path`;
     - with `every`, the deepest in each span of so many positions.
 
     The save that completes a checkpoint drops what it supersedes; so does the eviction that leaves a node one child, in a process
     that has a handle on the namespace. So a conversation of n tokens costs the states of per_path + n / every checkpoints, and of
-    one for each place at which others have left it.
+    one (`per_path` at most) for each place at which others have left it.
 
     All processes should give a namespace the same policy: each applies its own to the path that it saves.
 

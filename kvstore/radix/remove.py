@@ -128,7 +128,9 @@ def remove_point(
     while above is not None and not removed.enough:
         count = nodes.count_children(txn, above.node, 2)
         if count == 1 and policy is not None:
-            prune(txn, above.node, policy)
+            references, pages = prune(txn, above.node, policy)
+            removed.references += references
+            removed.pages += pages
         if count or not has_states or above.node in keep or any(c.complete for c in above.checkpoints):
             break
         node, above = above, _parent(txn, above)

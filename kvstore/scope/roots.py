@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from kvstore.env import Reader, Writer
 from kvstore.errors import IndexDamaged
+from kvstore.radix import CheckpointPolicy
 from kvstore.records.meta import RootRecord
 
-__all__ = ["NO_ROOTS", "Roots"]
+__all__ = ["NO_ROOTS", "PolicyOfRoot", "Roots"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +53,30 @@ class Roots:
 
 
 NO_ROOTS = Roots((-1, b""), frozenset(), {})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyOfRoot(Mapping[int, CheckpointPolicy | None]):
+    """The policies of the roots whose layout has states; None for those of namespaces that have none here.
+
+    Looked up one by one: each save asks for a few of them under the write lock, and there may be a root for each salt.
+
+    Attributes
+    ----------
+    stateful : mapping of int to bytes
+        As in `Roots`.
+    policies : mapping of bytes to CheckpointPolicy
+        By namespace. Others may add to it meanwhile.
+    """
+
+    stateful: Mapping[int, bytes]
+    policies: Mapping[bytes, CheckpointPolicy]
+
+    def __getitem__(self, root: int) -> CheckpointPolicy | None:
+        return self.policies.get(self.stateful[root])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.stateful)
+
+    def __len__(self) -> int:
+        return len(self.stateful)

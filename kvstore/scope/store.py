@@ -32,7 +32,7 @@ from kvstore.radix import CheckpointPolicy, Removed, Swept, find_disagreements, 
 from kvstore.records.constants import PAGE_HEADER, PAYLOAD_ALIGN
 from kvstore.records.meta import SWEEP_KEY
 from kvstore.records.node import node_key
-from kvstore.scope.roots import NO_ROOTS, Roots
+from kvstore.scope.roots import NO_ROOTS, PolicyOfRoot, Roots
 from kvstore.scope.saves import SavesUnderWay, SaveUnderWay
 from kvstore.staging import BufferPool
 
@@ -193,9 +193,7 @@ class StoreScope:
 
     def stateful(self, txn: Reader | Writer) -> Stateful:
         """Roots of the namespaces whose layout has states, with the policy of those that this process has a handle on."""
-        known = self._known(txn).stateful
-        with self._guard:
-            return {root: self._policies.get(namespace) for root, namespace in known.items()}
+        return PolicyOfRoot(self._known(txn).stateful, self._policies)
 
     def policy_of(self, namespace: bytes, given: CheckpointPolicy | None) -> CheckpointPolicy:
         """The policy of a new handle on a namespace: what it is given, else that of the latest handle, else the default.

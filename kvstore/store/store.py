@@ -204,10 +204,14 @@ class Store:
         ------
         CapError
             When the cap leaves no room to work with blocks of this layout.
+        TypeError
+            When the salt isn't bytes, or `checkpoints` no policy.
         """
         scope = self._check_open()
         if not isinstance(salt, bytes | bytearray | memoryview):
             raise TypeError(f"salt must be bytes, got {type(salt).__name__}; encode it")
+        if not isinstance(checkpoints, CheckpointPolicy | None):
+            raise TypeError(f"checkpoints must be a CheckpointPolicy, got {type(checkpoints).__name__}")
         return Namespace(NamespaceScope.of(scope, layout, bytes(salt), checkpoints), self._check_open)
 
     def namespaces(self) -> list[NamespaceInfo]:

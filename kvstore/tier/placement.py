@@ -31,8 +31,8 @@ def _branch(scope: NamespaceScope, prompt: bytes, reused: int, policy: Checkpoin
     """Where the prompt leaves another session that goes on, 0 if it doesn't or states there would save too little."""
     with scope.store.environment.reading() as txn:
         path = walk(txn, scope.root(txn), prompt, tolerant=True)
-        at = path.matched
-        last = max((c.position for _, c in path.checkpoints()), default=0)
+        at, bad = path.matched, scope.store.bad(txn)
+        last = max((c.position for _, c in path.checkpoints() if bad.isdisjoint(c.ids)), default=0)
         if at - max(last, reused) < policy.least_gain:
             return 0
         goes_on = path.inside or (bool(path.nodes) and nodes.has_children(txn, path.nodes[-1].node))

@@ -14,6 +14,9 @@ from blake3 import blake3
 
 from kvstore import Captured, Layout, Restored
 from kvstore.testing import HashEngine
+from kvstore.testing.sessions import state_shape
+
+from .whole import InRanges
 
 
 def forgetful(name: str) -> type[HashEngine]:
@@ -30,13 +33,14 @@ def forgetful(name: str) -> type[HashEngine]:
     return Forgetful
 
 
-def unread(name: str) -> type[HashEngine]:
+def unread(name: str, kind: type[HashEngine] = HashEngine) -> type[HashEngine]:
     """Make a kind of engine that saves and restores a part, and whose forward never reads it."""
 
-    class Unread(HashEngine):
+    class Unread(kind):  # type: ignore[valid-type, misc]  # a class that is made from one that was given
         def _seen(self, head: bytes) -> blake3:
             with _without(self, name):
-                return super()._seen(head)
+                seen: blake3 = super()._seen(head)
+            return seen
 
     return Unread
 
@@ -65,6 +69,49 @@ class ReadsTheFirstRowsOnly(HashEngine):
         super()._reread()
         rows = self.streams["v"][: min(self.position, self._layout.block_tokens)]
         self._hashers[1] = blake3(np.ascontiguousarray(rows).tobytes())
+
+
+class WindowAsRows(HashEngine):
+    """Keeps the last 8 rows of v only and reads no others, and calls v a stream: cut further back, what it needs is gone."""
+
+    def _seen(self, head: bytes) -> blake3:
+        with _without(self, "v"):
+            seen: blake3 = super()._seen(head)
+        return seen.update(self.streams["v"][max(self.position - 8, 0) : self.position].tobytes())
+
+    def _step(self, token: int) -> None:
+        super()._step(token)
+        self.streams["v"][: max(self.position - 8, 0)] = 0
+
+
+class LooksAtTheShapeOnly(unread("window")):  # type: ignore[misc]  # a class made by a function
+    """Never reads its window, which is empty of anything but zeros, but refuses one of another shape."""
+
+    def _step(self, token: int) -> None:
+        super()._step(token)
+        self.states["window"][...] = 0
+
+    def apply(self, restored: Restored) -> None:
+        """See the class."""
+        super().apply(restored)
+        if self.states["window"].shape != state_shape(self._layout.states[1], self.position):
+            raise ValueError("a window of another position")
+
+
+class CountsItsRestores(unread("k")):  # type: ignore[misc]  # a class made by a function
+    """Never reads k, and says something else after each restore, so that whatever was restored seems to matter."""
+
+    restores = 0
+
+    def apply(self, restored: Restored) -> None:
+        """See the class."""
+        super().apply(restored)
+        self.restores += 1
+
+    def observe(self) -> bytes:
+        """See the class."""
+        said: bytes = super().observe()
+        return said + bytes([self.restores % 256])
 
 
 class StaysWithItsOwn(HashEngine):
@@ -180,6 +227,36 @@ class GoesToTheSavedEnd(HashEngine):
             self._reread()
 
 
+class KeepsItsStateToItself(HashEngine):
+    """Has a state that its layout doesn't name, and keeps it in the process for the positions that were saved."""
+
+    saved: dict[bytes, bytes] = {}  # noqa: RUF012 - shared by all engines of the class on purpose
+    hidden = b""
+
+    def _seen(self, head: bytes) -> blake3:
+        return super()._seen(head).update(self.hidden)
+
+    def _step(self, token: int) -> None:
+        super()._step(token)
+        self.hidden = blake3(self.hidden + token.to_bytes(4, "little")).digest()
+
+    def capture(self, start: int, stop: int) -> Captured:
+        """See the class."""
+        if stop == self.position:
+            self.saved[self.streams["v"][:stop].tobytes()] = self.hidden
+        return super().capture(start, stop)
+
+    def apply(self, restored: Restored) -> None:
+        """See the class."""
+        super().apply(restored)
+        self.hidden = self.saved.get(self.streams["v"][: self.position].tobytes(), b"")
+
+    def reset(self) -> None:
+        """See the class."""
+        super().reset()
+        self.hidden = b""
+
+
 class RewritesThePast(HashEngine):
     """Changes the row before with each token."""
 
@@ -241,6 +318,30 @@ class KeepsAMixture(HashEngine):
             self._handed_out.expire()
         else:
             super().reset()
+
+
+class SwallowsErrorsInRanges(InRanges):
+    """Goes on after an error in one of its ranges."""
+
+    def apply(self, restored: Restored) -> None:
+        """See the class."""
+        try:
+            super().apply(restored)
+        except Exception:
+            self.position = restored.length
+
+
+class RangesInOnePlace(InRanges):
+    """Puts every range where the first one belongs."""
+
+    def apply(self, restored: Restored) -> None:
+        """See the class."""
+        size = self._layout.block_tokens
+        for start in range(0, restored.length, size):
+            restored.copy_into(self.streams, start=start, stop=min(start + size, restored.length))
+        self.states = restored.states()
+        self.position = restored.length
+        self._reread()
 
 
 class SwallowsErrors(HashEngine):
@@ -307,22 +408,3 @@ class Restarts(HashEngine):
 
     def _seen(self, head: bytes) -> blake3:
         return super()._seen(head).update(bytes([self.uses]))
-
-
-class ThrowsAfterARestore(HashEngine):
-    """Goes on by chance from whatever was restored."""
-
-    restored = False
-
-    def apply(self, restored: Restored) -> None:
-        """See the class."""
-        super().apply(restored)
-        self.restored = True
-
-    def reset(self) -> None:
-        """See the class."""
-        super().reset()
-        self.restored = False
-
-    def _seen(self, head: bytes) -> blake3:
-        return super()._seen(head).update(os.urandom(4) if self.restored else b"")

@@ -1,4 +1,4 @@
-"""Kinds of `HashEngine` that hand out something else than what they hold."""
+"""Kinds of `HashEngine` that hand out something else than they hold, in one way each."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from kvstore import Captured, Restored
 from kvstore.testing import HashEngine
 
 
-def arrays(captured: Captured) -> dict[str, Any]:
-    """Its streams, which aren't paged."""
+def _arrays(captured: Captured) -> dict[str, Any]:
     return dict(captured.streams)
 
 
@@ -45,10 +44,10 @@ class NotInPlaceYet(HashEngine):
     def capture(self, start: int, stop: int) -> Captured:
         """See the class."""
         now = super().capture(start, stop)
-        kept = Captured(*({k: np.array(v) for k, v in named.items()} for named in (arrays(now), now.states)))
+        kept = Captured(*({k: np.array(v) for k, v in named.items()} for named in (_arrays(now), now.states)))
         streams, states = {}, {}
-        for name, array in arrays(now).items():
-            old = arrays(self.before)[name] if self.before else None
+        for name, array in _arrays(now).items():
+            old = _arrays(self.before)[name] if self.before else None
             streams[name] = old if old is not None and old.shape == array.shape else np.zeros_like(array)
         for name, array in now.states.items():
             states[name] = self.before.states.get(name, np.zeros_like(array)) if self.before else np.zeros_like(array)
@@ -62,9 +61,9 @@ class OneScratchForAll(HashEngine):
     def capture(self, start: int, stop: int) -> Captured:
         """See the class."""
         captured = super().capture(start, stop)
-        scratch = np.empty(max(array.nbytes for array in arrays(captured).values()), np.uint8)
+        scratch = np.empty(max(array.nbytes for array in _arrays(captured).values()), np.uint8)
         streams = {}
-        for name, array in arrays(captured).items():
+        for name, array in _arrays(captured).items():
             there = scratch[: array.nbytes].view(array.dtype).reshape(array.shape)
             there[...] = array
             streams[name] = there
@@ -108,5 +107,5 @@ class LosesRestoredRows(HashEngine):
     def capture(self, start: int, stop: int) -> Captured:
         """See the class."""
         captured = super().capture(start, stop)
-        arrays(captured)["v"][: max(self.own - start, 0)] = 0
+        _arrays(captured)["v"][: max(self.own - start, 0)] = 0
         return captured

@@ -11,7 +11,7 @@ from kvstore import Layout, State, Stream
 from kvstore.ids import TokenArray
 from kvstore.testing import HashEngine, SyntheticHybrid
 
-from .right import ExtensionTypes
+from .whole import ExtensionTypes
 
 Arrays: TypeAlias = Mapping[str, Any]
 
@@ -22,17 +22,19 @@ PLAIN = Layout(
 )
 HYBRID = Layout(
     (Stream("k", "bf16", (2, 8), 1), Stream("v", "i4", (24,)), Stream("pool", "f16", (4,), 0, 8)),
-    (State("r", "f32", (30,)), State("window", "f16", (3, 7), (1,)), State.opaque("blob", 90)),
+    (State("r", "f32", (30,)), State("window", "f16", (3, 9), (1,)), State.opaque("blob", 90)),
     block_tokens=16,
     model="hybrid",
 )
 RECURRENT = Layout((), (State("r", "f32", (64,)), State("conv", "u16", (3, 4))), block_tokens=16, model="recurrent")
 EXTENSION = Layout(
     (Stream("k", "bf16", (2, 8), 1), Stream("v", "f8_e4m3", (12,)), Stream("pool", "bf16", (4,), 0, 8)),
-    (State("r", "bf16", (30,)), State("window", "f8_e4m3", (3, 7), (1,))),
+    (State("r", "bf16", (30,)), State("window", "f8_e4m3", (3, 9), (1,))),
     block_tokens=16,
     model="extension",
 )
+# its window is empty at 41 positions, and isn't at 40
+EMPTY = Layout((Stream("k", "u8", (8,)),), (State("window", "f16", (3, 7), (1,)),), block_tokens=16, model="empty")
 LAYOUTS = {"plain": PLAIN, "hybrid": HYBRID, "recurrent": RECURRENT}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from kvstore import Layout
@@ -12,27 +11,32 @@ from kvstore.testing import EngineDriver, HashEngine
 
 from .broken import (
     CountsItself,
+    CountsItsRestores,
     Deaf,
     DropsAWholeLastBlock,
     DropsTheTail,
     GoesToTheSavedEnd,
     HiddenCounter,
     KeepsAMixture,
+    KeepsItsStateToItself,
     KeepsStatesAtReset,
     KeepsStatesAtResetAfterARestore,
     LayoutOfTheMoment,
+    LooksAtTheShapeOnly,
     Moody,
     NeverResets,
     OneMemory,
     OnePositionShort,
+    RangesInOnePlace,
     ReadsTheFirstRowsOnly,
     RemembersTheLongest,
     Restarts,
     RewritesThePast,
     StaysWithItsOwn,
     SwallowsErrors,
+    SwallowsErrorsInRanges,
     Throws,
-    ThrowsAfterARestore,
+    WindowAsRows,
     forgetful,
     unread,
 )
@@ -46,8 +50,8 @@ from .broken_captures import (
     OneScratchForAll,
 )
 from .broken_hybrids import DeadKeyElsewhere, UnreadDrafter, Unshifted, forgetful_hybrid
-from .drivers import EXTENSION, HYBRID, PLAIN, RECURRENT, HashDriver, HybridDriver
-from .right import ExtensionTypes, HandsOutViews, InPages, PartByPart
+from .drivers import EMPTY, EXTENSION, HYBRID, PLAIN, RECURRENT, HashDriver, HybridDriver
+from .whole import ExtensionTypes, HandsOutViews, InPages, InRanges, PartByPart
 
 __all__ = ["GOOD", "MUTANTS", "Mutant"]
 
@@ -73,6 +77,8 @@ GOOD: dict[str, EngineDriver[Any]] = {
     "views with states": _hash(HandsOutViews),
     "part by part": _hash(PartByPart),
     "pages": _hash(InPages),
+    "ranges": _hash(InRanges),
+    "ranges, no states": _hash(InRanges, PLAIN),
     "extension types": _hash(ExtensionTypes, EXTENSION),
 }
 
@@ -101,6 +107,13 @@ MUTANTS: dict[str, Mutant] = {
     "never reads a stream, no states": Mutant(_hash(unread("vt"), PLAIN), "negative_controls", "omission of vt"),
     "never reads a state, no streams": Mutant(_hash(unread("conv"), RECURRENT), "negative_controls", "omission of conv"),
     "reads the first rows only": Mutant(_hash(ReadsTheFirstRowsOnly, PLAIN), "negative_controls", "its last row"),
+    "looks at the shape only": Mutant(_hash(LooksAtTheShapeOnly), "negative_controls", "omission of window would"),
+    "has nothing to lose at 41": Mutant(HashDriver(EMPTY), "negative_controls", "omission of window would go unnoticed: it has no"),
+    "counts its restores": Mutant(_hash(CountsItsRestores), "negative_controls", "the bytes that are stored"),
+    "never reads k, in ranges": Mutant(_hash(unread("k", InRanges)), "negative_controls", "omission of k would go unnoticed"),
+    "ranges in one place": Mutant(_hash(RangesInOnePlace), "round_trip", f"{_FRESH} 41 k, v, pool differ: k (row 0; 41"),
+    "swallows errors in ranges": Mutant(_hash(SwallowsErrorsInRanges), "failed_apply", "would go on with a mixture"),
+    "a window as rows": Mutant(_hash(WindowAsRows, PLAIN), "offered_positions", "v differ: v (row"),
     "stays with its own": Mutant(_hash(StaysWithItsOwn), "round_trip", "goes on from a restore differently"),
     "one position short": Mutant(_hash(OnePositionShort), "round_trip", "goes on from a restore differently"),
     "drops the tail": Mutant(_hash(DropsTheTail), "round_trip", "v (row 32; 9 of 41 rows)"),
@@ -108,7 +121,14 @@ MUTANTS: dict[str, Mutant] = {
     "a hidden counter": Mutant(_hash(HiddenCounter), "round_trip", "goes on from a restore differently"),
     "moody": Mutant(_hash(Moody), "round_trip", "holds something that its layout doesn't name"),
     "remembers the longest": Mutant(_hash(RemembersTheLongest), "dirty_engine", "something longer before goes on differently"),
-    "goes to the saved end": Mutant(_hash(GoesToTheSavedEnd, PLAIN), "offered_positions", "a fresh engine and a used one"),
+    "goes to the saved end": Mutant(
+        _hash(GoesToTheSavedEnd, PLAIN), "offered_positions", "a used engine, restored for a prompt of"
+    ),
+    "keeps its state to itself": Mutant(
+        _hash(KeepsItsStateToItself, PLAIN),
+        "offered_positions",
+        "for a prompt of 15 tokens, goes on differently: at position",
+    ),
     "rewrites the past": Mutant(_hash(RewritesThePast, PLAIN), "shared_prefix", "position 41 v differ: v (row 23"),
     "keeps its states at a reset": Mutant(_hash(KeepsStatesAtReset), "reset_forgets", "reset after something longer"),
     "never resets": Mutant(_hash(NeverResets, PLAIN), "reset_forgets", "reset after something longer"),
@@ -125,7 +145,6 @@ MUTANTS: dict[str, Mutant] = {
     "counts itself": Mutant(_hash(CountsItself), "same_layout", "two layouts"),
     "layout of the moment": Mutant(_hash(LayoutOfTheMoment), "same_layout", "two layouts"),
     "throws dice": Mutant(_hash(Throws), "deterministic", "two engines that read the same in the same batches"),
-    "throws dice after a restore": Mutant(_hash(ThrowsAfterARestore), "negative_controls", "nothing can be told"),
     "deaf": Mutant(_hash(Deaf), "deterministic", "nothing could be told apart"),
     "one memory": Mutant(_hash(OneMemory, PLAIN), "two_at_once", "while another one reads something else: at position"),
     "restarts": Mutant(_hash(Restarts), "reset_forgets", "reset after something longer"),
@@ -147,9 +166,7 @@ MUTANTS: dict[str, Mutant] = {
             "drafter.ring_at",
         )
     },
-    "hybrid never reads the ring": Mutant(
-        HybridDriver(partial(UnreadDrafter, "f16")), "negative_controls", "omission of drafter.ring would"
-    ),
+    "hybrid never reads the ring": Mutant(HybridDriver(UnreadDrafter), "negative_controls", "omission of drafter.ring would"),
     "hybrid without the shift": Mutant(
         HybridDriver(Unshifted), "round_trip", f"{_FRESH} 161 drafter.k, drafter.v differ: drafter.k (row 0"
     ),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kvstore import SessionTier, StateHash, Store, image_tokens
+from kvstore import SessionTier, Store, image_tokens
 from kvstore.ids import TokenArray
 from kvstore.testing import Conversation, SyntheticHybrid, serve
 from kvstore.testing.hybrid import KVFormat
@@ -28,32 +27,22 @@ def store(tmp_path: Path) -> Iterator[Store]:
         assert_sound(opened)
 
 
-@dataclass(frozen=True)
-class Expected:
-    """What an engine that was never interrupted held at a checkpoint, and after 16 tokens that it decoded there."""
+def assert_restores(store: Store, live: SyntheticHybrid, kv: KVFormat, tokens: TokenArray, *, seed: int = 0) -> TokenArray:
+    """Restore a session at its end in a fresh engine, which has to hold and to say what an uninterrupted one does.
 
-    hash: StateHash
-    seed: int
-    decoded: list[int]
-    after: StateHash
-
-    @classmethod
-    def of(cls, live: SyntheticHybrid, seed: int = 0) -> Expected:
-        """Look at an engine, which is left 16 tokens further."""
-        held = live.state_hash()
-        decoded = live.decode(16, seed=seed).tolist()
-        return cls(held, seed, decoded, live.state_hash())
-
-    def assert_restored(self, store: Store, kv: KVFormat, tokens: TokenArray) -> None:
-        """Restore the checkpoint in a fresh engine, which has to hold and to say the same."""
-        fresh = SyntheticHybrid(kv)
-        with SessionTier(store, fresh) as tier:
-            assert tier.promote(np.append(tokens, np.uint32(0))) == tokens.size
-        seen = fresh.state_hash()
-        assert seen == self.hash, seen.differing(self.hash)
-        assert fresh.decode(16, seed=self.seed).tolist() == self.decoded
-        seen = fresh.state_hash()
-        assert seen == self.after, seen.differing(self.after)
+    `live` has read the tokens; it is left 16 tokens further, which are returned.
+    """
+    fresh = SyntheticHybrid(kv)
+    with SessionTier(store, fresh) as tier:
+        assert tier.promote(np.append(tokens, np.uint32(0))) == tokens.size
+    for _ in range(2):
+        expected, seen = live.state_hash(), fresh.state_hash()
+        assert seen == expected, seen.differing(expected)
+        if live.position > tokens.size:
+            break
+        decoded = live.decode(16, seed=seed)
+        assert fresh.decode(16, seed=seed).tolist() == decoded.tolist()
+    return decoded
 
 
 def checkpoints(store: Store, kv: KVFormat, tokens: TokenArray) -> list[int]:
@@ -67,7 +56,6 @@ def test_every_checkpoint_of_a_conversation(store: Store, kv: KVFormat, turns: i
     client, engine = Conversation(seed=11), SyntheticHybrid(kv)
     kinds: Counter[str] = Counter()
     paths: list[TokenArray] = []
-    made: dict[bytes, tuple[TokenArray, Expected]] = {}
     with SessionTier(store, engine) as tier:
         for turn in range(turns):
             kind, prompt = client.request()
@@ -78,23 +66,21 @@ def test_every_checkpoint_of_a_conversation(store: Store, kv: KVFormat, turns: i
                 assert reply.reused == paths[-1].size - reply.reasoning.size - reply.answer.size
             live = SyntheticHybrid(kv)
             live.feed(prompt)
-            boundary = Expected.of(live, turn)
-            assert boundary.decoded == reply.reasoning.tolist()
+            assert assert_restores(store, live, kv, prompt, seed=turn).tolist() == reply.reasoning.tolist()
             assert live.decode(12, seed=turn).tolist() == reply.answer.tolist()
             assert engine.state_hash() == live.state_hash()
-            for tokens, expected in ((prompt, boundary), (reply.everything, Expected.of(live))):
-                expected.assert_restored(store, kv, tokens)
-                made[tokens.tobytes()] = tokens, expected
+            assert_restores(store, live, kv, reply.everything)
             client.receive(reply.answer)
             paths.append(reply.everything)
         assert tier.stats.faults == tier.stats.save_misses == tier.stats.fallbacks == 0
         assert tier.stats.promoted == turns - 1
     assert min(kinds["ask"], kinds["regenerate"], kinds["edit"]) >= turns // 10
-    left = {path[:position].tobytes() for path in paths for position in checkpoints(store, kv, path)}
+    left = {path[:position].tobytes(): path[:position] for path in paths for position in checkpoints(store, kv, path)}
     assert len(left) >= turns
-    for key in left:
-        tokens, expected = made[key]
-        expected.assert_restored(store, kv, tokens)
+    for tokens in left.values():
+        live = SyntheticHybrid(kv)
+        live.feed(tokens)
+        assert_restores(store, live, kv, tokens)
 
 
 def test_the_reasoning_is_never_matched(store: Store) -> None:

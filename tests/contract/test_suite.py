@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kvstore import KVStoreError, Store, testing
+from kvstore import KVStoreError, Store
 from kvstore.testing import ContractCheck, ContractError, SyntheticHybrid, check_engine, contract_checks
 from kvstore.testing.contract.suite import CHECKS
 
@@ -81,10 +80,3 @@ def test_blocks_of_other_sizes(block_tokens: int, tmp_path: Path) -> None:
     streams = tuple(stream for stream in HYBRID.streams if block_tokens % stream.tokens_per_row == 0)
     layout = replace(HYBRID, streams=streams, block_tokens=block_tokens)
     check_engine(HashDriver(layout), store_path=tmp_path / "s").raise_for_failures()
-
-
-def test_public_names() -> None:
-    """What `kvstore.testing` exports is there, sorted and documented."""
-    assert testing.__all__ == sorted(testing.__all__, key=lambda name: (name[0].islower(), name))
-    for name in testing.__all__:
-        assert inspect.getdoc(getattr(testing, name)), name

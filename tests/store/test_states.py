@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvstore import Layout, State, Store, Stream
+from kvstore import CheckpointPolicy, Layout, Namespace, State, Store, Stream
+from kvstore import blocks as table
 from kvstore.errors import ArrayError
+from kvstore.records.block import Ref
 from kvstore.testing import session_rows, session_states, states_equal
-from tests.support import CAP, assert_restores, assert_sound, hybrid_layout, save
+from tests.support import CAP, SCALE, assert_restores, assert_sound, hybrid_layout, save
 
 from .index import all_nodes, checkpoints_on, nodes_on
 
@@ -95,6 +99,61 @@ def test_a_branch_keeps_a_checkpoint_at_or_before_it(store: Store) -> None:
     assert_sound(store)
 
 
+def test_a_damaged_checkpoint_takes_no_others_place(store: Store) -> None:
+    """A checkpoint whose states are damaged counts for nothing: the two deepest that can be restored stay beside it."""
+    namespace = store.namespace(hybrid_layout())
+    save(namespace, TOKENS[:20])
+    save(namespace, TOKENS[:40])
+    [node] = nodes_on(namespace, TOKENS)
+    for block in node.checkpoints[-1].ids:
+        with namespace.scope.store.environment.reading() as txn:
+            offset = table.offset_of(txn, block)
+        namespace.scope.store.refuse(block, offset)
+    save(namespace, TOKENS[:60])
+    assert checkpoints_on(namespace, TOKENS) == [20, 40, 60]
+    assert_restores(namespace, TOKENS[:59], 20)
+    save(namespace, TOKENS[:80])
+    assert checkpoints_on(namespace, TOKENS) == [60, 80]
+    assert_sound(store)
+
+
+def test_policies_are_looked_up_where_they_are_needed(store: Store) -> None:
+    """A transaction looks up the policies of the roots that it evicts from, and copies none: there may be one for each salt."""
+    namespaces = [store.namespace(hybrid_layout(), salt=bytes([n])) for n in range(3)]
+    for namespace in namespaces:
+        save(namespace, TOKENS[:20])
+    plain = store.namespace(Layout((Stream("k", "u8", (4,)),), block_tokens=16))
+    save(plain, TOKENS[:20])
+    scope = namespaces[0].scope.store
+    with scope.environment.reading() as txn:
+        stateful = scope.stateful(txn)
+        roots = [namespace.scope.root(txn) for namespace in namespaces]
+        assert sorted(stateful) == sorted(roots)
+        assert len(stateful) == 3
+        assert plain.scope.root(txn) not in stateful
+    assert stateful.get(roots[1]) == CheckpointPolicy()
+    given = CheckpointPolicy(per_path=7)
+    store.namespace(hybrid_layout(), salt=b"\x01", checkpoints=given)
+    assert [stateful[root] for root in roots] == [CheckpointPolicy(), given, CheckpointPolicy()]
+
+
+def test_another_session_takes_none_of_what_a_branch_keeps(store: Store) -> None:
+    """However many a policy keeps: what one branch saves leaves the others as many, those before the branch among them."""
+    namespace = store.namespace(hybrid_layout(), checkpoints=CheckpointPolicy(per_path=4))
+    for end in (10, 20, 30, 40, 50):
+        save(namespace, TOKENS[:end])
+    other = [*TOKENS[:40], *[5] * 40]
+    for end in (50, 60, 70, 80):
+        save(namespace, other[:end])
+        assert checkpoints_on(namespace, TOKENS) == [20, 30, 40, 50]
+    assert checkpoints_on(namespace, other) == [20, 30, 40, 50, 60, 70, 80]
+    for end in (60, 70, 80):
+        save(namespace, TOKENS[:end])
+    assert checkpoints_on(namespace, TOKENS) == [40, 50, 60, 70, 80]
+    assert checkpoints_on(namespace, other) == [40, 50, 60, 70, 80]
+    assert_sound(store)
+
+
 def test_a_checkpoint_before_the_branch_stays(store: Store) -> None:
     """If there is none at the branch itself, the deepest before it is kept for the others that branch off there."""
     namespace = store.namespace(hybrid_layout())
@@ -124,6 +183,42 @@ def test_a_split_hands_checkpoints_up(store: Store) -> None:
     assert_restores(namespace, [*TOKENS[:40], 7], 40)
 
 
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_session_has_what_the_policy_says(store: Store, seed: int) -> None:
+    """However sessions grow, part and are saved again in their middle: each keeps its deepest and one in each span of `every`."""
+    chance = random.Random(seed)
+    policy = CheckpointPolicy(per_path=1 + seed % 4, every=chance.choice([0, 13, 32]))
+    namespace = store.namespace(hybrid_layout(), checkpoints=policy)
+    had: dict[tuple[int, ...], set[int]] = {}  # by session, the positions it had when it came to be, and those saved since
+    for _ in range(round(40 * SCALE)):
+        base = chance.choice(list(had)) if had and chance.random() < 0.8 else ()
+        kept = base[: chance.choice([len(base), chance.randint(0, len(base))])]
+        tokens = (*kept, *(chance.randrange(3) for _ in range(chance.choice([0, 1, 10, 20]))))[:120]
+        if not tokens:
+            continue
+        shared = max((_common(one, tokens) for one in had), default=0)
+        before = {p for p in checkpoints_on(namespace, list(tokens)) if p <= shared}
+        save(namespace, list(tokens))
+        grown = [one for one in had if tokens[: len(one)] == one]
+        through = [one for one in had if one[: len(tokens)] == tokens]
+        if not through:
+            through = [tokens]
+            had[tokens] = had.pop(grown[0]) if grown else before
+        for one in through:
+            had[one].add(len(tokens))
+        for one, positions in had.items():
+            there = set(checkpoints_on(namespace, list(one)))
+            assert policy.kept(sorted(positions)) <= there, (one, positions, there)
+    assert len(had) > 3
+    for one in had:
+        assert_restores(namespace, list(one), checkpoints_on(namespace, list(one))[-1])
+    assert_sound(store)
+
+
 def test_an_eviction_that_leaves_one_child_drops_what_the_branch_kept(store: Store) -> None:
     """When a branching point is one no more because of an eviction for space, its extra checkpoint goes with the policy."""
     namespace = store.namespace(hybrid_layout())
@@ -137,6 +232,29 @@ def test_an_eviction_that_leaves_one_child_drops_what_the_branch_kept(store: Sto
     save(namespace, [*TOKENS, 1])
     assert checkpoints_on(namespace, [*TOKENS, 1])[-2:] == [100, 101]
     assert len(checkpoints_on(namespace, [*TOKENS, 1])) == 2
+
+
+def test_an_eviction_counts_what_the_policy_drops_with_it(store: Store) -> None:
+    """Pages of the checkpoints that only a branch kept are among what an eviction says it has freed: no more goes than must."""
+    namespace = store.namespace(hybrid_layout())
+    save(namespace, TOKENS[:40])
+    other = [*TOKENS[:40], *[5] * 10]
+    save(namespace, other)
+    for end in (60, 80, 100):
+        save(namespace, TOKENS[:end])
+    assert checkpoints_on(namespace, TOKENS) == [40, 80, 100]
+    before = _block_bytes(namespace)
+    result = namespace.evict(other)
+    assert checkpoints_on(namespace, TOKENS) == [80, 100]
+    assert result.freed_bytes == before - _block_bytes(namespace) > 0
+
+
+def _block_bytes(namespace: Namespace) -> int:
+    """Bytes of the pages of all blocks."""
+    environment = namespace.scope.store.environment
+    with environment.reading() as txn:
+        pages: int = sum(Ref.decode(key, raw).pages for key, raw in txn.items(txn.db.refs))
+    return pages * environment.page_bytes
 
 
 BIG = Layout(

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore import Captured, CheckpointPolicy, SessionTier, Store
+from kvstore import blocks as table
 from kvstore.errors import KVStoreError
 from kvstore.testing import HashEngine
 from tests.store.index import all_nodes, checkpoints_on
@@ -85,6 +86,22 @@ def test_a_second_session_leaves_a_checkpoint_where_it_parts(store: Store) -> No
             positions = checkpoints_on(tier.namespace, [*SYSTEM, *range(first, first + 100)])
             assert positions[0] == 203
             assert len(positions) <= 3
+
+
+def test_states_at_a_branch_that_were_damaged_are_taken_anew(store: Store) -> None:
+    """A checkpoint at the branch whose states are refused is none: the next session through it stops there again."""
+    prefilled(store, [*SYSTEM, *range(300, 360)])
+    prefilled(store, [*SYSTEM, *range(400, 470)])
+    with SessionTier(store, HashEngine(HYBRID)) as tier:
+        [at_branch] = [c for node in all_nodes(tier.namespace) for c in node.checkpoints if c.position == 203]
+        scope = tier.namespace.scope.store
+        for block in at_branch.ids:
+            with scope.environment.reading() as txn:
+                offset = table.offset_of(txn, block)
+            scope.refuse(block, offset)
+    third = [*SYSTEM, *range(500, 510)]
+    assert prefilled(store, third) == (0, [(0, 203), (203, 212), (212, 213)])
+    assert prefilled(store, [*SYSTEM, *range(600, 610)])[0] == 203
 
 
 def test_a_common_beginning_too_short_to_pay(store: Store) -> None:
@@ -289,6 +306,13 @@ def test_a_policy_of_nonsense_is_refused(wrong: dict[str, Any]) -> None:
     """A number that is none or out of range is refused by its name."""
     with pytest.raises(ValueError, match=next(iter(wrong))):
         CheckpointPolicy(**wrong)
+
+
+def test_something_else_than_a_policy_is_refused(store: Store) -> None:
+    """What is no policy is refused when it is given, and not in the middle of a save."""
+    for wrong in (3, {"every": 64}, CheckpointPolicy):
+        with pytest.raises(TypeError, match="CheckpointPolicy"):
+            store.namespace(HYBRID, checkpoints=wrong)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=30, unique=True).map(sorted), st.integers(1, 6), st.integers(0, 200))

@@ -49,16 +49,18 @@ def negative_controls(setting: Setting[E]) -> str:
     with setting.engine() as engine:
         setting.promote(engine, setting.tokens[: length + 1], length)
         clean = list(setting.go_on(engine, length))
-        if _noticed(setting, engine, parts[0], _unspoiled(parts[0], right), clean):
-            raise Broken(
-                f"with the right bytes of {parts[0].name} put in their own place it goes on differently: nothing can be told"
-            )
         for part in parts:
+            as_stored = _Control("the bytes that are stored", _good(part, right), "stored")
+            if _noticed(setting, engine, part, as_stored, clean):
+                raise Broken(
+                    f"with {as_stored.label} in the place of {part.name}, that is after a restore like any other, what follows is "
+                    "something else: no control says anything until this holds"
+                )
             controls = list(_controls(part, right, stale, earlier))
-            if not controls:
+            if not as_stored.instead.size:
                 unnoticed.append(
-                    f"omission of {part.name} would go unnoticed: it has no bytes at {length} positions, nor one before. "
-                    "Give a length at which it has"
+                    f"omission of {part.name} would go unnoticed: it has no bytes at {length} positions. Give a length at which "
+                    "it has"
                 )
             groups: dict[str, list[_Control]] = {}
             for control in controls:
@@ -74,19 +76,20 @@ def negative_controls(setting: Setting[E]) -> str:
 
 
 def _controls(part: Stream | State, right: Look, stale: Look, earlier: Look) -> Iterator[_Control]:
-    """Ways to spoil a part, without those that change none of its bytes; if none is left, all its bits inverted."""
+    """Ways to spoil a part, without those that change none of its bytes; if none of its shape is left, all its bits inverted."""
     candidates = _of_stream(part, right, stale) if isinstance(part, Stream) else _of_state(part, right, stale, earlier)
-    good = _unspoiled(part, right).instead
+    good = _good(part, right)
     found = [c for c in candidates if c.instead.shape != good.shape or c.instead.tobytes() != good.tobytes()]
-    if not found and good.size:
+    if good.size and all(c.instead.shape != good.shape for c in found):  # a shape can be noticed by who never reads the bytes
         inverted = np.frombuffer(bytes(255 - byte for byte in good.tobytes()), good.dtype).reshape(good.shape)
-        found = [_Control("all its bits inverted", inverted, "inverted")]
+        found.append(_Control("all its bits inverted", inverted, "inverted"))
     yield from found
 
 
-def _unspoiled(part: Stream | State, right: Look) -> _Control:
+def _good(part: Stream | State, right: Look) -> Array:
+    """What is stored of a part, as `Spoiled` takes it."""
     held = right.parts[part.name]
-    return _Control("its own bytes", first_rows(part, held, part.rows(right.position)) if isinstance(part, Stream) else held, "")
+    return first_rows(part, held, part.rows(right.position)) if isinstance(part, Stream) else held
 
 
 def _of_stream(stream: Stream, right: Look, stale: Look) -> Iterator[_Control]:

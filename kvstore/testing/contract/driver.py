@@ -24,8 +24,8 @@ class EngineDriver(Protocol[E]):
     def make(self) -> E:
         """Make an engine that stands at position 0 of an empty sequence; the same layout each time.
 
-        Called some ninety times; up to four are in use at once. Each needs room for the positions that the suite reads: see
-        `positions_needed`.
+        Called some ninety times, a hundred without states; two are in use at once. Each needs room for
+        the positions that the suite reads: see `positions_needed`.
         """
 
     def close(self, engine: E) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from kvstore.ids import TokenArray
 from kvstore.testing.contract.driver import E
 from kvstore.testing.contract.report import Broken
-from kvstore.testing.contract.setting import Setting
+from kvstore.testing.contract.setting import Look, Setting
 from kvstore.testing.contract.taking import copy_taken, must_equal, part_bytes
 
 __all__ = [
@@ -55,31 +57,37 @@ def _through(setting: Setting[E], position: int) -> None:
 
 
 def offered_positions(setting: Setting[E]) -> str:
-    """Ask for prompts of many lengths of one session that was saved twice."""
+    """Ask for prompts of many lengths of one session that was saved twice; all compare with an engine that read up to there."""
     size, length = setting.layout.block_tokens, setting.length
     saved = (size + 1, length)
     prompts = sorted({*setting.boundaries, *(position + 1 for position in setting.boundaries), saved[0] + 1, saved[0] + 2} - {1})
-    with setting.engine(setting.tokens[: saved[0]]) as source:
-        setting.save(source, setting.tokens[: saved[0]])
-        looks = {saved[0]: setting.look(source, saved[0], observe=False)}
-        setting.driver.feed(source, setting.tokens[saved[0] : length])
-        setting.save(source, setting.tokens[:length])
-        looks[length] = setting.look(source, length, observe=False)
-        if not setting.layout.states:  # then every position can be had, and its rows are those that the source holds
-            for position in prompts:
-                looks.setdefault(position - 1, setting.look(source, position - 1, observe=False))
+    offered = {
+        prompt: prompt - 1 if not setting.layout.states else max((p for p in saved if p < prompt), default=0) for prompt in prompts
+    }
+    # every engine reads the batches that end at these, so that bytes which follow from the batches are the same in each
+    ends = sorted({*saved, *offered.values()} - {0})
+    batches = {end: setting.tokens[start:end] for start, end in pairwise((0, *ends))}
+    with setting.engine() as source:
+        for end, batch in batches.items():
+            setting.driver.feed(source, batch)
+            if end in saved:
+                setting.save(source, setting.tokens[:end])
+    live: dict[int, tuple[Look | None, list[Look]]] = {}
+    for position in sorted(set(offered.values())):
+        with setting.engine(*(batch for end, batch in batches.items() if end <= position)) as engine:
+            before = setting.look(engine, position, observe=False) if position else None
+            live[position] = before, list(setting.go_on(engine, position))
     with setting.engine(setting.other) as used:
-        for prompt in prompts:
-            expected = prompt - 1 if not setting.layout.states else max((p for p in saved if p < prompt), default=0)
+        for prompt, position in offered.items():
+            before, after = live[position]
             with setting.engine() as fresh:
-                for engine in (used, fresh):
-                    setting.promote(engine, setting.tokens[:prompt], expected)
-                    if expected:
-                        seen = setting.look(engine, expected, observe=False)
-                        setting.compare(looks[expected], seen, f"restored for a prompt of {prompt} tokens")
-                # an engine that stands elsewhere goes on from whatever lies there, which is something else in each
-                for one, other in zip(setting.go_on(used, expected), setting.go_on(fresh, expected), strict=True):
-                    setting.compare(one, other, f"a fresh engine and a used one, restored for a prompt of {prompt} tokens")
+                for engine, what in ((used, "a used engine"), (fresh, "a fresh engine")):
+                    setting.promote(engine, setting.tokens[:prompt], position)
+                    what = f"{what}, restored for a prompt of {prompt} tokens"
+                    if before is not None:
+                        setting.compare(before, setting.look(engine, position, observe=False), what)
+                    for expected, seen in zip(after, setting.go_on(engine, position), strict=True):
+                        setting.compare(expected, seen, f"{what}, goes on differently")
     return f"prompts of {len(prompts)} lengths, saved at {saved[0]} and {saved[1]}"
 
 

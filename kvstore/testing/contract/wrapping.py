@@ -98,8 +98,8 @@ class Spoiled(_Through):
         """See `Restored.copy_into`."""
         super().copy_into(arrays, start=start, stop=stop)
         if isinstance(self._part, Stream) and self._part.name in arrays:
-            rows = slice(self._part.rows(start), self._part.rows(self.length if stop is None else stop))
-            put_rows(self._part, arrays[self._part.name], self._instead[rows])
+            span = slice(self._part.rows(start), self._part.rows(self.length if stop is None else stop))
+            put_rows(self._part, arrays[self._part.name], self._instead[span])
 
     def states(self) -> dict[str, Array]:
         """See `Restored.states`."""
@@ -116,6 +116,8 @@ class CutOffError(RuntimeError):
 class CutOff(_Through):
     """Raises half-way through one stream, or when it is asked for the states; what comes before in the layout is copied.
 
+    Where a stream is taken in ranges of positions, the one that holds the middle position is cut off in its middle row.
+
     Attributes
     ----------
     reached : bool
@@ -130,15 +132,15 @@ class CutOff(_Through):
         self.reached = False
 
     def copy_into(self, arrays: Mapping[str, StreamArray], *, start: int = 0, stop: int | None = None) -> None:
-        """See `Restored.copy_into`. Taken in ranges, the one that holds the middle of the prefix is cut off."""
-        stop = self.length if stop is None else stop
-        if self._part not in arrays or not start <= self.length // 2 < stop:
+        """See `Restored.copy_into`."""
+        end = self.length if stop is None else stop
+        if self._part not in arrays or not start <= self.length // 2 < end:
             super().copy_into(arrays, start=start, stop=stop)
             return
         before = set(self._names[: self._names.index(self._part) + 1])
         super().copy_into({name: array for name, array in arrays.items() if name in before}, start=start, stop=stop)
         stream = self._streams[self._part]
-        rows = stream.rows(stop) - stream.rows(start)
+        rows = stream.rows(end) - stream.rows(start)
         garbage = np.full((rows - rows // 2, stream.row_bytes), 0x5A, np.uint8)
         put_rows(stream, arrays[self._part], garbage, first=rows // 2)
         self._raise()

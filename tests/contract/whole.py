@@ -1,4 +1,4 @@
-"""Kinds of `HashEngine` that are built differently, and right."""
+"""Kinds of `HashEngine` that are not broken: what engines may do."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from kvstore import Captured, Layout, Paged, Restored
 from kvstore.arrays import StreamArray
 from kvstore.testing import HashEngine
 
-from .broken_captures import arrays
-
 
 class HandsOutViews(HashEngine):
-    """Not broken: hands out views of its own arrays, which are overwritten when it reads on."""
+    """Hands out views of its own arrays, which are overwritten when it reads on."""
 
     def capture(self, start: int, stop: int) -> Captured:
         """See the class."""
@@ -28,7 +26,7 @@ class HandsOutViews(HashEngine):
 
 
 class PartByPart(HashEngine):
-    """Not broken: takes one stream after another, the states first."""
+    """Takes one stream after another, the states first."""
 
     def apply(self, restored: Restored) -> None:
         """See the class."""
@@ -39,8 +37,28 @@ class PartByPart(HashEngine):
         self._reread()
 
 
+class InRanges(HashEngine):
+    """Takes its rows in ranges of a block, the last one first, through a buffer of that size; the states in between."""
+
+    def apply(self, restored: Restored) -> None:
+        """See the class."""
+        size = self._layout.block_tokens
+        for start in reversed(range(0, restored.length, size)):
+            stop = min(start + size, restored.length)
+            buffers = {s.name: np.zeros(s.array_shape(size), s.view_dtype) for s in self._layout.streams}
+            restored.copy_into(buffers, start=start, stop=stop)
+            for stream in self._layout.streams:
+                span = slice(stream.rows(start), stream.rows(stop))
+                rows = np.moveaxis(buffers[stream.name], stream.token_axis, 0)
+                self._rows(stream.name, stream.token_axis)[span] = rows[: span.stop - span.start]
+            if stop == restored.length:
+                self.states = restored.states()
+        self.position = restored.length
+        self._reread()
+
+
 class InPages(HashEngine):
-    """Not broken: keeps the rows of its device in pages of three, back to front, and hands those out and takes those."""
+    """Keeps the rows of its device in pages of three, back to front, and hands those out and takes those."""
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
@@ -56,12 +74,13 @@ class InPages(HashEngine):
     def capture(self, start: int, stop: int) -> Captured:
         """See the class."""
         captured = super().capture(start, stop)
+        arrays: dict[str, Any] = dict(captured.streams)
         streams: dict[str, StreamArray] = {}
         for stream in self._layout.streams:
             paged = self._paged[stream.name]
             span = paged.slots[stream.rows(start) : stream.rows(stop)]
             pages = np.moveaxis(paged.pages, (stream.token_axis, stream.token_axis + 1), (0, 1))
-            pages[span // 3, span % 3] = np.moveaxis(arrays(captured)[stream.name], stream.token_axis, 0)
+            pages[span // 3, span % 3] = np.moveaxis(arrays[stream.name], stream.token_axis, 0)
             streams[stream.name] = replace(paged, slots=span)
         return replace(captured, streams=streams)
 
@@ -79,7 +98,7 @@ class InPages(HashEngine):
 
 
 class ExtensionTypes(HashEngine):
-    """Not broken: its arrays are of ml_dtypes' types, which numpy itself doesn't know."""
+    """Its arrays are of ml_dtypes' types, which numpy itself doesn't know."""
 
     def typed(self) -> dict[str, Any]:
         """Its streams and states: the same bytes in those types."""
@@ -88,7 +107,7 @@ class ExtensionTypes(HashEngine):
     def capture(self, start: int, stop: int) -> Captured:
         """See the class."""
         captured = super().capture(start, stop)
-        streams, states = ({k: _typed(v) for k, v in named.items()} for named in (arrays(captured), captured.states))
+        streams, states = ({k: _typed(v) for k, v in named.items()} for named in (dict(captured.streams), captured.states))
         return Captured(streams, states)
 
     def apply(self, restored: Restored) -> None:
