@@ -124,6 +124,18 @@ def test_a_cache_of_another_kind_is_refused(sessions: Open, case: str) -> None:
         kept.save(make(), tokens(20, 1))
 
 
+@pytest.mark.parametrize("name", ["mamba2", "qwen3_5_text", "falcon_h1"])
+def test_recurrent_states_of_a_cropped_cache_are_refused(sessions: Open, name: str) -> None:
+    """Cropping leaves recurrent states at the position before it: no cache that can be cropped is saved with them."""
+    kept, running = sessions(name), engine(name)
+    running.cache.activate_past_recording()
+    running.feed(tokens(20, 1))
+    running.cache.crop(-3)
+    with pytest.raises(ArrayError, match="layer 0 records its past"):
+        kept.save(running.cache, tokens(17, 1))
+    assert kept.restore(tokens(18, 1))[1] == 0
+
+
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "mamba2"])
 def test_tokens_that_the_cache_has_not_seen_are_refused(sessions: Open, name: str) -> None:
     """A cache is saved at exactly the tokens it has seen: one more or less raises."""
