@@ -244,6 +244,54 @@ def test_a_prompt_with_images_is_refused(sessions: Open) -> None:
         del inner.rope_deltas
 
 
+def test_a_model_that_trains_is_refused(sessions: Open) -> None:
+    """A model that is put into training mode later on reads, saves and generates nothing until it is out of it."""
+    made = model("qwen3", attention_dropout=0.5)
+    kept = sessions("qwen3", made=made)
+    running = TransformersEngine(made, name="qwen3", weights=weights_digest(made), block_tokens=BLOCK)
+    running.feed(tokens(20, 1))
+    made.train()
+    try:
+        for act in (
+            lambda: running.feed([1]),
+            lambda: running.capture(0, 20),
+            lambda: kept.save(running.cache, tokens(20, 1)),
+            lambda: kept.generate(torch.ones(1, 20, dtype=torch.int64), max_new_tokens=2),
+        ):
+            with pytest.raises(EngineError, match="training mode"):
+                act()
+    finally:
+        made.eval()
+    assert kept.stats.cascades == 0
+    assert kept.save(running.cache, tokens(20, 1)).captured_tokens == 20
+
+
+@pytest.mark.parametrize("name", ["mamba2", "qwen3"])
+def test_a_pass_that_fails_leaves_nothing_to_hand_out(name: str) -> None:
+    """When the model raises in the middle of reading, what its cache holds by then is no state of any position: it is gone."""
+    running, left = engine(name), [4]
+
+    def fail(module: torch.nn.Module, args: object) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise RuntimeError("out of memory")
+
+    running.feed(tokens(20, 1))
+    layer = next(module for module in running.reader.decoder.modules() if isinstance(module, torch.nn.ModuleList))[-1]
+    hook = layer.register_forward_pre_hook(fail)
+    try:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            running.feed(tokens(40, 2), chunk=10)
+    finally:
+        hook.remove()
+    with pytest.raises(EngineError, match="stands at 0"):
+        running.capture(0, 20)
+    running.feed(tokens(20, 1))
+    whole = engine(name)
+    whole.feed(tokens(20, 1))
+    assert all(np.array_equal(array, whole.arrays(20)[key]) for key, array in running.arrays(20).items())
+
+
 def test_an_identity_is_what_it_says() -> None:
     """Weights have to be named, and what is found out from the model can't be given; a digest depends on every weight."""
     made = model("qwen3")
