@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from transformers import DynamicCache, EncoderDecoderCache, StaticCache, cache_utils
+from transformers import AutoConfig, DynamicCache, EncoderDecoderCache, StaticCache, cache_utils
 
 from kvstore.adapters.transformers import TransformersEngine, weights_digest
+from kvstore.adapters.transformers.identity import model_identity
 from kvstore.adapters.transformers.layers import cut, learn_layer
 from kvstore.adapters.transformers.tensors import view_of
 from kvstore.errors import ArrayError, EngineError, KVStoreError, LayoutError, TokensError
@@ -184,7 +186,7 @@ def test_models_that_are_not_taken_are_named(kind: str, says: str) -> None:
 
 
 def _unfit(kind: str) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
+    from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
     if kind == "t5":
         return T5ForConditionalGeneration(T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)).eval()
@@ -310,6 +312,24 @@ def test_an_identity_is_what_it_says() -> None:
     weights[5, 3] = kept
     assert weights_digest(made) == before
     assert weights_digest(model("qwen3", "bf16")) != before
+
+
+def test_an_identity_tells_the_implementations_inside() -> None:
+    """A configuration with others inside names the attention of each: they may differ, and change the bytes."""
+    made = model("qwen3")
+    config = AutoConfig.for_model("gemma3", text_config=CONFIGS["gemma3_text"])
+    config._attn_implementation = "eager"
+    shell = SimpleNamespace(config=config, dtype=torch.float32, device=torch.device("cpu"))
+    seen = []
+    for implementation in ("eager", "sdpa"):
+        config.text_config._attn_implementation = implementation
+        seen.append(model_identity(cast("torch.nn.Module", shell), weights="w", given={}))
+    assert [key for key in seen[0] if seen[0][key] != seen[1][key]] == ["attention"]
+    before = model_identity(made, weights="w", given={})
+    made.set_attn_implementation("eager")
+    assert model_identity(made, weights="w", given={}) != before
+    made.set_attn_implementation("sdpa")
+    assert model_identity(made, weights="w", given={}) == before
 
 
 def test_states_may_be_tensors_or_dicts_of_them() -> None:
