@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 from kvstore.arrays import Array, Paged, StreamArray, check_named, check_rows, rows_of, writeable
 from kvstore.errors import ArrayError
-from kvstore.kernel import Rows
+from kvstore.kernel import Rows, address_of
 from kvstore.layout import Layout
 
 __all__ = ["Described", "describe"]
@@ -50,7 +53,7 @@ class Described:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._tokens = -1
-        self._arrays: dict[str, tuple[Array, tuple[int, ...], tuple[int, ...]]] = {}
+        self._arrays: dict[str, tuple[Array, int, np.dtype[Any], tuple[int, ...], tuple[int, ...]]] = {}
         self._rows: list[Rows] = []
 
     def rows(self, arrays: Mapping[str, StreamArray], tokens: int) -> list[Rows]:
@@ -59,7 +62,7 @@ class Described:
             return self._rows
         self.forget()
         rows = describe(self._layout, arrays, tokens)
-        known = {name: (a, a.shape, a.strides) for name, a in arrays.items() if not isinstance(a, Paged)}
+        known = {name: (a, address_of(a), a.dtype, a.shape, a.strides) for name, a in arrays.items() if not isinstance(a, Paged)}
         if len(known) == len(arrays):
             self._tokens, self._arrays, self._rows = tokens, known, rows
         return rows
@@ -69,8 +72,12 @@ class Described:
         known = self._arrays.get(name)
         if known is None or known[0] is not array or isinstance(array, Paged):
             return False
-        # an array's geometry can be changed in place; that it may be written is looked at by the kernel's own checks as well
-        return array.shape == known[1] and array.strides == known[2] and array.flags.writeable
+        # what an array is can be changed in place; one that owns its memory may even lie elsewhere by now (ndarray.resize)
+        _, address, dtype, shape, strides = known
+        if array.dtype is not dtype or array.shape != shape or array.strides != strides:
+            return False
+        flags = array.flags
+        return flags.writeable and (not flags.owndata or address_of(array) == address)
 
     def forget(self) -> None:
         """Let the arrays go."""

@@ -31,7 +31,7 @@ class Answers:
         self._recent: deque[_Answer] = deque(maxlen=_REMEMBERED)
         self._prompt = b""
         self._boundary = 0
-        self._left: list[bytes] = []
+        self._left: list[tuple[int, bytes]] = []  # with how many tokens the prompt has in common with them
 
     def asked(self, prompt: bytes, boundary: int) -> None:
         """Note that a request has begun, whose turn's checkpoint lies `boundary` tokens before the prompt's end.
@@ -45,14 +45,19 @@ class Answers:
         for answer in self._recent:
             common = common_tokens(answer.session, prompt)
             if answer.boundary <= common < min(len(answer.session), len(prompt)) // 4:
-                self._left.append(answer.session)
+                self._left.append((common, answer.session))
             elif common < len(answer.session) // 4:  # else it has become part of this one
                 kept.append(answer)
         self._recent = deque(kept, _REMEMBERED)
 
     def cascaded(self, session: bytes) -> list[bytes]:
-        """Note that the request's session is saved up to here; give, once, the answers that its prompt has left."""
-        left, self._left = self._left, []
+        """Note that a session is saved up to here; give, once, the answers of which it stores the way past.
+
+        One that ends before they part, or is another session altogether, stores nothing in their place: what they share with the
+        prompt would go with them.
+        """
+        left = [answer for common, answer in self._left if common_tokens(answer, session) == common < len(session) // 4]
+        self._left = [(common, answer) for common, answer in self._left if answer not in left]
         if self._prompt and len(session) > len(self._prompt) and session.startswith(self._prompt):
             others = [answer for answer in self._recent if not session.startswith(answer.session)]
             self._recent = deque([*others, _Answer(self._boundary, session)], _REMEMBERED)

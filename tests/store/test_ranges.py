@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from kvstore import Layout, Paged, Store, Stream
 from kvstore.errors import ArrayError, BlockDamaged, LeaseClosedError
+from kvstore.kernel import address_of
 from kvstore.leases import Lease
 from kvstore.testing import destination, session_rows
 from tests.support import CAP, data_file, examples, flip, plain_layout, save
@@ -223,6 +224,30 @@ def test_arrays_that_come_again(store: Store) -> None:
             into["v"].shape = (5, 16)
         with pytest.raises(ArrayError, match="'v'"):
             lease.copy_into(into, start=16, stop=32)
+
+
+def test_arrays_whose_memory_or_dtype_changes_in_place(store: Store) -> None:
+    """An array that comes again is filled where it lies by then, and refused if its elements are others by then."""
+    namespace = store.namespace(plain_layout())
+    save(namespace, TOKENS)
+    rows = session_rows(plain_layout(), TOKENS)["v"]
+    array = np.zeros((16, 5), np.uint8)
+    with namespace.lease(TOKENS) as lease:
+        lease.copy_into({"v": array}, start=0, stop=16)
+        before = address_of(array)
+        array.resize((1 << 20, 5), refcheck=False)  # so far that it can't stay
+        taken = [np.zeros((16, 5), np.uint8) for _ in range(64)]  # among them what is at its place now
+        array.resize((16, 5), refcheck=False)
+        assert address_of(array) != before
+        array[...] = 0
+        lease.copy_into({"v": array}, start=16, stop=32)
+        assert array.tobytes() == rows[16:32].tobytes()
+        assert not any(one.any() for one in taken)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # as for shapes
+            setattr(array, "dtype", np.dtype(np.int8))  # noqa: B010 (numpy's stubs know no assignment, which is why this is a test)
+        with pytest.raises(ArrayError, match="'v'"):
+            lease.copy_into({"v": array}, start=32, stop=48)
 
 
 def test_slots_that_change_in_place(store: Store) -> None:

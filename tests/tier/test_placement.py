@@ -214,6 +214,33 @@ def test_an_answer_stays_when_the_next_turn_is_not_stored(store: Store) -> None:
         assert checkpoints_on(tier.namespace, [*SYSTEM, 1, 2, 3])[-1] == 206
 
 
+@pytest.mark.parametrize("way", ["another session", "no further than where they part"])
+def test_an_answer_stays_when_something_else_is_stored(store: Store, way: str) -> None:
+    """A save that isn't the way past an answer doesn't drop it, nor with it what the next turn shares with it; that turn does."""
+    answered, prompt, other = [*SYSTEM, 1, 2, 3], [*SYSTEM, 1, *range(300, 340)], [9] * 40
+    engine = HashEngine(HYBRID)
+    with SessionTier(store, engine) as tier:
+        tier.prefill(SYSTEM, partial(_feed, engine, SYSTEM))
+        engine.feed(answered[203:])
+        tier.cascade(answered)
+        tier.flush()
+        before = checkpoints_on(tier.namespace, answered)
+        assert tier.promote(prompt) == 202
+        engine.reset()
+        saved = other if way == "another session" else prompt[:202]
+        engine.feed(saved)
+        tier.cascade(saved)
+        tier.flush()
+        assert tier.stats.dropped_answers == 0
+        assert checkpoints_on(tier.namespace, answered) == before == [202, 206]
+        engine.reset()
+        engine.feed(prompt)
+        tier.cascade(prompt)
+        tier.flush()
+        assert tier.stats.dropped_answers == 1
+        assert checkpoints_on(tier.namespace, prompt) == [202, len(prompt)]
+
+
 def test_checkpoints_at_intervals(store: Store) -> None:
     """With `every`, states are taken at its multiples, and one is kept in each such span of a path, beside the two deepest."""
     policy = CheckpointPolicy(every=64)

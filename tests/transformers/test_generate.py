@@ -10,6 +10,7 @@ import torch
 from transformers import GenerationConfig
 
 from kvstore import CheckpointPolicy
+from kvstore.adapters.transformers.generating import only_new
 from kvstore.errors import ArrayError, EngineError
 
 from .conftest import Open
@@ -160,3 +161,25 @@ def test_one_sequence_at_a_time(sessions: Open, prompt: torch.Tensor) -> None:
     """A batch, and a prompt without tokens, are refused."""
     with pytest.raises(ArrayError, match="one sequence"):
         sessions("qwen3").generate(prompt, **GREEDY)
+
+
+def test_what_a_generation_reads_first_is_known() -> None:
+    """A first pass over anything else than what is new, or none, is refused afterwards: recurrent states would hide it."""
+
+    class Reading(torch.nn.Module):
+        def forward(self, **given: torch.Tensor) -> int:
+            return given["input_ids"].shape[-1] if "input_ids" in given else 0
+
+    reading = Reading()
+    for given in ({"input_ids": torch.ones(1, 20)}, {"input_ids": torch.ones(1, 8)}):
+        with only_new(reading, 20, 12):
+            assert reading(**given) == 8
+            assert reading(input_ids=torch.ones(1, 1)) == 1
+    for given, says in (
+        ({"input_ids": torch.ones(1, 9)}, "reading 9 tokens"),
+        ({"inputs_embeds": torch.ones(1, 8, 4)}, "reading 0"),
+    ):
+        with pytest.raises(EngineError, match=says), only_new(reading, 20, 12):
+            reading(**given)
+    with pytest.raises(EngineError, match="went past"), only_new(reading, 20, 12):
+        pass

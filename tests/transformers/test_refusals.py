@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from transformers import DynamicCache, EncoderDecoderCache, StaticCache, cache_utils
+from transformers import AutoConfig, DynamicCache, EncoderDecoderCache, StaticCache, cache_utils
 
 from kvstore.adapters.transformers import TransformersEngine, weights_digest
+from kvstore.adapters.transformers.identity import model_identity
 from kvstore.adapters.transformers.layers import cut, learn_layer
 from kvstore.adapters.transformers.tensors import view_of
 from kvstore.errors import ArrayError, EngineError, KVStoreError, LayoutError, TokensError
@@ -124,6 +126,18 @@ def test_a_cache_of_another_kind_is_refused(sessions: Open, case: str) -> None:
         kept.save(make(), tokens(20, 1))
 
 
+@pytest.mark.parametrize("name", ["mamba2", "qwen3_5_text", "falcon_h1"])
+def test_recurrent_states_of_a_cropped_cache_are_refused(sessions: Open, name: str) -> None:
+    """Cropping leaves recurrent states at the position before it: no cache that can be cropped is saved with them."""
+    kept, running = sessions(name), engine(name)
+    running.cache.activate_past_recording()
+    running.feed(tokens(20, 1))
+    running.cache.crop(-3)
+    with pytest.raises(ArrayError, match="layer 0 records its past"):
+        kept.save(running.cache, tokens(17, 1))
+    assert kept.restore(tokens(18, 1))[1] == 0
+
+
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "mamba2"])
 def test_tokens_that_the_cache_has_not_seen_are_refused(sessions: Open, name: str) -> None:
     """A cache is saved at exactly the tokens it has seen: one more or less raises."""
@@ -172,7 +186,7 @@ def test_models_that_are_not_taken_are_named(kind: str, says: str) -> None:
 
 
 def _unfit(kind: str) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
+    from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
     if kind == "t5":
         return T5ForConditionalGeneration(T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)).eval()
@@ -232,6 +246,54 @@ def test_a_prompt_with_images_is_refused(sessions: Open) -> None:
         del inner.rope_deltas
 
 
+def test_a_model_that_trains_is_refused(sessions: Open) -> None:
+    """A model that is put into training mode later on reads, saves and generates nothing until it is out of it."""
+    made = model("qwen3", attention_dropout=0.5)
+    kept = sessions("qwen3", made=made)
+    running = TransformersEngine(made, name="qwen3", weights=weights_digest(made), block_tokens=BLOCK)
+    running.feed(tokens(20, 1))
+    made.train()
+    try:
+        for act in (
+            lambda: running.feed([1]),
+            lambda: running.capture(0, 20),
+            lambda: kept.save(running.cache, tokens(20, 1)),
+            lambda: kept.generate(torch.ones(1, 20, dtype=torch.int64), max_new_tokens=2),
+        ):
+            with pytest.raises(EngineError, match="training mode"):
+                act()
+    finally:
+        made.eval()
+    assert kept.stats.cascades == 0
+    assert kept.save(running.cache, tokens(20, 1)).captured_tokens == 20
+
+
+@pytest.mark.parametrize("name", ["mamba2", "qwen3"])
+def test_a_pass_that_fails_leaves_nothing_to_hand_out(name: str) -> None:
+    """When the model raises in the middle of reading, what its cache holds by then is no state of any position: it is gone."""
+    running, left = engine(name), [4]
+
+    def fail(module: torch.nn.Module, args: object) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise RuntimeError("out of memory")
+
+    running.feed(tokens(20, 1))
+    layer = next(module for module in running.reader.decoder.modules() if isinstance(module, torch.nn.ModuleList))[-1]
+    hook = layer.register_forward_pre_hook(fail)
+    try:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            running.feed(tokens(40, 2), chunk=10)
+    finally:
+        hook.remove()
+    with pytest.raises(EngineError, match="stands at 0"):
+        running.capture(0, 20)
+    running.feed(tokens(20, 1))
+    whole = engine(name)
+    whole.feed(tokens(20, 1))
+    assert all(np.array_equal(array, whole.arrays(20)[key]) for key, array in running.arrays(20).items())
+
+
 def test_an_identity_is_what_it_says() -> None:
     """Weights have to be named, and what is found out from the model can't be given; a digest depends on every weight."""
     made = model("qwen3")
@@ -250,6 +312,24 @@ def test_an_identity_is_what_it_says() -> None:
     weights[5, 3] = kept
     assert weights_digest(made) == before
     assert weights_digest(model("qwen3", "bf16")) != before
+
+
+def test_an_identity_tells_the_implementations_inside() -> None:
+    """A configuration with others inside names the attention of each: they may differ, and change the bytes."""
+    made = model("qwen3")
+    config = AutoConfig.for_model("gemma3", text_config=CONFIGS["gemma3_text"])
+    config._attn_implementation = "eager"
+    shell = SimpleNamespace(config=config, dtype=torch.float32, device=torch.device("cpu"))
+    seen = []
+    for implementation in ("eager", "sdpa"):
+        config.text_config._attn_implementation = implementation
+        seen.append(model_identity(cast("torch.nn.Module", shell), weights="w", given={}))
+    assert [key for key in seen[0] if seen[0][key] != seen[1][key]] == ["attention"]
+    before = model_identity(made, weights="w", given={})
+    made.set_attn_implementation("eager")
+    assert model_identity(made, weights="w", given={}) != before
+    made.set_attn_implementation("sdpa")
+    assert model_identity(made, weights="w", given={}) == before
 
 
 def test_states_may_be_tensors_or_dicts_of_them() -> None:

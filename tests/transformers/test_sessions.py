@@ -208,7 +208,7 @@ def _places(stored: bytes, bits: bytes) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "qwen3_5_text", "lfm2"])
+@pytest.mark.parametrize("name", ["gemma3_text", "lfm2"])
 def test_a_cache_that_records_its_past_is_saved_without_it(sessions: Open, name: str) -> None:
     """Rows and columns that a layer keeps for being cropped are left out: the restored cache is the one that never recorded."""
     prompt = tokens(WINDOW + BLOCK, 19)

@@ -95,11 +95,21 @@ class TransformersEngine:
         -------
         torch.Tensor
             The logits of the last token, of shape [vocabulary].
+
+        Raises
+        ------
+        Exception
+            Whatever the model raises. The engine has been reset then: the cache may hold a part of a pass.
         """
         ids = as_tokens(tokens)
         if chunk < 0:
             raise EngineError(f"chunk must be the most tokens in a pass, or 0 for one pass, got {chunk}")
-        logits = self.reader.read(self.cache, ids, chunk=chunk)
+        self.reader.check()
+        try:
+            logits = self.reader.read(self.cache, ids, chunk=chunk)
+        except BaseException:  # recurrent states don't tell that they are of a later position
+            self.reset()
+            raise
         self.position += ids.size
         return logits
 
@@ -111,7 +121,7 @@ class TransformersEngine:
         ArrayError
             When it isn't one sequence of so many tokens in a cache like the model's own. Nothing is changed then.
         EngineError
-            When the model's last prompt had images, see `Reader.check`.
+            When the model's last prompt had images, or it is in training mode, see `Reader.check`.
         """
         self.reader.check()
         self.form.check(cache, length)

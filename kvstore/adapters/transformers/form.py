@@ -15,7 +15,7 @@ from kvstore.adapters.transformers.layers import LayerForm, Part, cut, learn_lay
 from kvstore.adapters.transformers.reader import Reader
 from kvstore.adapters.transformers.tensors import tensor_of, view_of
 from kvstore.arrays import Array
-from kvstore.errors import ArrayError, EngineError, KVStoreError, LayoutError
+from kvstore.errors import ArrayError, KVStoreError, LayoutError
 from kvstore.layout import State, Stream
 
 __all__ = ["CacheForm", "learn"]
@@ -132,10 +132,8 @@ def learn(model: torch.nn.Module) -> CacheForm:
     LayoutError
         When the cache, or something in it, is of a kind that this adapter doesn't take.
     EngineError
-        When the model is in training mode, where dropout would make every state another.
+        As `Reader.check`.
     """
-    if model.training:
-        raise EngineError("the model is in training mode, in which equal tokens give other states each time; call model.eval()")
     config: Any = model.config
     if getattr(config, "is_encoder_decoder", False):
         raise LayoutError(f"{type(model).__name__} is an encoder-decoder, whose cross attention this adapter doesn't take")
@@ -159,7 +157,7 @@ def learn(model: torch.nn.Module) -> CacheForm:
     if _version() < _RESUMES and any(part.kind == "state" for part in form.parts):
         raise LayoutError(
             f"Transformers {transformers.__version__} lets some layers of linear attention forget their state where several tokens "
-            "are read on top of a cache; install 5.19 or newer"
+            f"are read on top of a cache; install {'.'.join(map(str, _RESUMES))} or newer"
         )
     return form
 

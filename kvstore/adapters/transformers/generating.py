@@ -113,17 +113,20 @@ def only_new(model: torch.nn.Module, length: int, position: int) -> Iterator[Non
     Raises
     ------
     EngineError
-        When nothing was read through the decoder's own call, so that nothing is known of what was read.
+        When nothing was read through the decoder's own call, or something else than the tokens that are new, so that it isn't
+        known what the cache is of.
     """
-    first = True
+    first, read = True, 0
 
     def shorten(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        nonlocal first
+        nonlocal first, read
         ids = given.get("input_ids")
         if first and position and ids is not None and ids.shape[-1] == length:
             for name in ("input_ids", "attention_mask", "position_ids"):
                 if isinstance(given.get(name), torch.Tensor) and given[name].shape[-1] == length:
                     given[name] = given[name][..., position:]
+        if first:
+            read = 0 if given.get("input_ids") is None else given["input_ids"].shape[-1]
         first = False
         return args, given
 
@@ -134,3 +137,8 @@ def only_new(model: torch.nn.Module, length: int, position: int) -> Iterator[Non
         handle.remove()
     if first:
         raise EngineError(f"the generation went past the forward pass of {type(model).__name__}; what it has read isn't known")
+    if read != length - position:
+        raise EngineError(
+            f"the generation began by reading {read} tokens, expected the {length - position} behind position {position}: "
+            "the cache isn't that of the sequence"
+        )

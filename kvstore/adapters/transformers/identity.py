@@ -68,8 +68,8 @@ def model_identity(model: torch.nn.Module, *, weights: str, given: Mapping[str, 
         "class": type(model).__name__,
         "config": blake3(json.dumps(kept, sort_keys=True).encode()).hexdigest(),
         "dtype": str(any_model.dtype),
-        "attention": str(getattr(config, "_attn_implementation", None)),
-        "experts": str(getattr(config, "_experts_implementation", None)),
+        "attention": _implementation(config, "_attn_implementation"),
+        "experts": _implementation(config, "_experts_implementation"),
         "transformers": transformers.__version__,
         "torch": str(torch.__version__),
         "device": str(any_model.device.type),
@@ -78,3 +78,10 @@ def model_identity(model: torch.nn.Module, *, weights: str, given: Mapping[str, 
     if twice:
         raise LayoutError(f"{twice} are found out from the model itself; give other keys in identity")
     return {**found, **given}
+
+
+def _implementation(config: Any, attribute: str) -> str:
+    """Say which implementation a configuration and those in it name; they may differ, and their JSON doesn't hold it."""
+    inner = {name: getattr(config, name, None) for name in sorted(getattr(config, "sub_configs", None) or {})}
+    named = [f"{name}={_implementation(one, attribute)}" for name, one in inner.items() if one is not None]
+    return " ".join([str(getattr(config, attribute, None)), *named])

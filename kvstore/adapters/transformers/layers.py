@@ -45,6 +45,7 @@ _STATES = {"conv_states": "conv", "recurrent_states": "recurrent"}
 _LENGTH = "cumulative_length"  # how many tokens a sliding layer has seen
 _WINDOW = "sliding_window"
 _RECORDS = "record_past"  # a layer that does so keeps more than the model reads next, see `cut`; a restored one doesn't
+_UNCROPPED = "recurrent_states"  # `crop` shortens everything else, and leaves these of a later position
 _DEVICES = {"device", "indexer_device"}  # where the model's own layer lies; a cache on another device is as good
 _DERIVED = {"_sliding_window_tensor"}  # made from the configuration
 
@@ -154,6 +155,11 @@ class LayerForm:
                 "cache with DynamicCache(config=model.config)"
             )
         held = vars(layer)
+        if held.get(_RECORDS) and any(part.attribute == _UNCROPPED for part in self.parts):
+            raise ArrayError(
+                f"layer {number} records its past, so the cache may have been cropped, and Transformers' crop leaves recurrent "
+                "states where they were: which position they are of can't be told; save one that doesn't record"
+            )
         for part in self.parts:
             _check_tensor(part, part.of(layer), length, more=bool(held.get(_RECORDS)))
         if self.counts and held.get(_LENGTH) != length:

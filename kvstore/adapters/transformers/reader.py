@@ -53,13 +53,16 @@ class Reader:
         self._extra = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
 
     def check(self) -> None:
-        """Refuse a model that holds the positions of images: they stand beside its cache, so no cache is the whole state.
+        """Refuse a model whose cache isn't the whole of its state, or isn't what equal tokens give.
 
         Raises
         ------
         EngineError
-            When the last prompt that the model read had images. One of text clears it.
+            When the model is in training mode, where dropout makes every state another. When the last prompt that it read had
+            images, whose positions stand beside its cache; one of text clears it.
         """
+        if self._model.training:
+            raise EngineError("the model is in training mode, in which equal tokens give other states each time; call model.eval()")
         for module in self._shifting:
             shift = getattr(module, _SHIFT)
             if shift is not None and bool((shift != 0).any()):

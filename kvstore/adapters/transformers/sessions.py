@@ -139,8 +139,10 @@ class TransformersSessions:
         Raises
         ------
         ArrayError, EngineError
-            Misuse: several sequences, beams, assistants, images, a boundary outside the prompt. Nothing was computed.
+            Misuse: several sequences, beams, assistants, images, a model in training mode, a boundary outside the prompt. Nothing
+            was computed.
         """
+        self._engine.reader.check()
         ids = one_sequence(input_ids, self._model)
         prompt = as_tokens(ids[0].cpu().numpy())
         length = prompt.size
