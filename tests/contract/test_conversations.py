@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvstore import SessionTier, Store, image_tokens
+from kvstore import CheckpointPolicy, SessionTier, Store, image_tokens
 from kvstore.ids import TokenArray
 from kvstore.testing import Conversation, SyntheticHybrid, serve
 from kvstore.testing.hybrid import KVFormat
@@ -50,13 +50,16 @@ def checkpoints(store: Store, kv: KVFormat, tokens: TokenArray) -> list[int]:
     return checkpoints_on(store.namespace(SyntheticHybrid(kv).layout()), tokens.tolist())
 
 
-@pytest.mark.parametrize(("kv", "turns"), [("int8", 30), ("int4", 12), ("f16", 12)])
-def test_every_checkpoint_of_a_conversation(store: Store, kv: KVFormat, turns: int) -> None:
-    """In a conversation with branches each checkpoint restores bit for bit when it is made, and in the end each that is left."""
+@pytest.mark.parametrize(("kv", "turns", "drop"), [("int8", 30, False), ("int8", 30, True), ("int4", 12, False), ("f16", 12, True)])
+def test_every_checkpoint_of_a_conversation(store: Store, kv: KVFormat, turns: int, drop: bool) -> None:
+    """In a conversation with branches each checkpoint restores bit for bit when it is made, and in the end each that is left.
+
+    Where the answers stay that the client leaves out, each of their branches keeps a checkpoint to come back to.
+    """
     client, engine = Conversation(seed=11), SyntheticHybrid(kv)
     kinds: Counter[str] = Counter()
     paths: list[TokenArray] = []
-    with SessionTier(store, engine) as tier:
+    with SessionTier(store, engine, checkpoints=CheckpointPolicy(drop_answers=drop)) as tier:
         for turn in range(turns):
             kind, prompt = client.request()
             kinds[kind] += 1
@@ -73,10 +76,11 @@ def test_every_checkpoint_of_a_conversation(store: Store, kv: KVFormat, turns: i
             client.receive(reply.answer)
             paths.append(reply.everything)
         assert tier.stats.faults == tier.stats.save_misses == tier.stats.fallbacks == 0
-        assert tier.stats.promoted == turns - 1
+        assert tier.stats.promoted == turns - 1 if not drop else tier.stats.promoted >= kinds["ask"] - 1
+        assert bool(tier.stats.dropped_answers) == drop
     assert min(kinds["ask"], kinds["regenerate"], kinds["edit"]) >= turns // 10
     left = {path[:position].tobytes(): path[:position] for path in paths for position in checkpoints(store, kv, path)}
-    assert len(left) >= turns
+    assert len(left) >= (turns if not drop else 2)
     for tokens in left.values():
         live = SyntheticHybrid(kv)
         live.feed(tokens)
@@ -84,13 +88,13 @@ def test_every_checkpoint_of_a_conversation(store: Store, kv: KVFormat, turns: i
 
 
 def test_the_reasoning_is_never_matched(store: Store) -> None:
-    """A prompt without the reasoning goes back to the turn's boundary; one with all of it, as a tool's loop sends, to the end."""
+    """A prompt with all of it, as a tool's loop sends, goes on at the end; one without the reasoning at the turn's boundary."""
     engine = SyntheticHybrid()
     with SessionTier(store, engine) as tier:
         first = serve(tier, engine, made_up(90, 1))
         shown = np.concatenate([first.prompt, first.answer, made_up(10, 2)])
-        assert serve(tier, engine, shown).reused == 90
         assert tier.promote(np.concatenate([first.everything, made_up(5, 3)])) == first.everything.size
+        assert serve(tier, engine, shown).reused == 90
 
 
 def test_images_never_match_across_each_other(store: Store) -> None:
