@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
+
 from kvstore.arrays import Array, StreamArray
 from kvstore.errors import BlockDamaged, EngineError
 from kvstore.ids import TokenArray
@@ -50,10 +53,15 @@ class Handed:
             else:
                 taken.append((start, stop))
 
-    def states(self) -> dict[str, Array]:
+    @property
+    def states_bytes(self) -> int:
+        """See `Restored.states_bytes`."""
+        return self._lease.states_bytes
+
+    def states(self, *, into: npt.NDArray[np.uint8] | None = None) -> dict[str, Array]:
         """See `Restored.states`."""
         try:
-            states = self._lease.states()
+            states = self._lease.states(into=into)
         except BlockDamaged as error:
             self._damage = error
             raise

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+
 from kvstore.arrays import Array, StreamArray
 from kvstore.ids import TokenArray
 from kvstore.layout import Layout
@@ -66,8 +69,26 @@ class Restored(Protocol):
             When an array or the range doesn't fit.
         """
 
-    def states(self) -> dict[str, Array]:
-        """Copies of all states at position `length`, validated; empty for a layout without states. Raises BlockDamaged."""
+    @property
+    def states_bytes(self) -> int:
+        """Bytes of a buffer for `states`; 0 for a layout without states."""
+
+    def states(self, *, into: npt.NDArray[np.uint8] | None = None) -> dict[str, Array]:
+        """Copies of all states at position `length`, validated; empty for a layout without states.
+
+        Parameters
+        ----------
+        into : uint8 array, optional
+            A contiguous buffer of at least `states_bytes` bytes that they become views of, for an engine that doesn't want new
+            memory each time; it is the engine's, and they are valid until it is used again.
+
+        Raises
+        ------
+        BlockDamaged
+            When a byte is wrong; the engine must let the error pass.
+        ArrayError
+            When the buffer doesn't fit.
+        """
 
 
 @runtime_checkable

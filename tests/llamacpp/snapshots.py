@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.arrays import Array, StreamArray
 from kvstore.errors import BlockDamaged
@@ -58,6 +59,11 @@ class Snapshot:
             stream.check_array(target, stop - start)
             target[...] = np.take(self.rows[stream.name], range(start, stop), axis=stream.token_axis)
 
-    def states(self) -> dict[str, Array]:
+    @property
+    def states_bytes(self) -> int:
+        """Room for the states."""
+        return sum(array.nbytes for array in self.kept.values())
+
+    def states(self, *, into: npt.NDArray[np.uint8] | None = None) -> dict[str, Array]:
         """Copies of the states."""
         return {name: array.copy() for name, array in self.kept.items()}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
-from kvstore import Layout, SessionTier, Store
+from kvstore import Layout, Restored, SessionTier, Store
 from kvstore.testing import HashEngine
 from tests.support import SCALE
 
@@ -178,3 +180,35 @@ def test_counters_add_up(store: Store, layout: Layout) -> None:
     assert stats.new_tokens == 120
     assert stats.new_bytes > 0
     assert min(stats.restore_seconds, stats.capture_seconds, stats.save_seconds) > 0
+
+
+class OneBuffer(HashEngine):
+    """Has its states restored into a buffer of its own."""
+
+    buffer: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def apply(self, restored: Restored) -> None:
+        """Take the states out of the buffer, which the next restore overwrites."""
+        if self.buffer.size < restored.states_bytes:
+            self.buffer = np.empty(restored.states_bytes, np.uint8)
+        restored.copy_into(self.streams)
+        states = restored.states(into=self.buffer)
+        assert all(np.shares_memory(array, self.buffer) for array in states.values() if array.size)
+        self.states = {name: array.copy() for name, array in states.items()}
+        self.position = restored.length
+        self._reread()
+
+
+def test_states_into_a_buffer_of_the_engines(store: Store, layout: Layout) -> None:
+    """An engine that has its states restored into one buffer, again and again, goes on as one that gets new memory."""
+    engine = OneBuffer(layout)
+    sessions = [[n, *range(40 + 7 * n)] for n in range(3)]
+    with SessionTier(store, engine) as tier:
+        for tokens in sessions:
+            engine.reset()
+            engine.feed(tokens)
+            tier.cascade(tokens)
+        for tokens in (*sessions, *reversed(sessions)):
+            assert tier.promote([*tokens, 1]) == len(tokens)
+            assert engine.state_hash() == uninterrupted(layout, tokens).state_hash()
+        assert tier.stats.faults == 0

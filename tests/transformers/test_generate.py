@@ -166,7 +166,7 @@ def test_one_sequence_at_a_time(sessions: Open, prompt: torch.Tensor) -> None:
 def test_what_a_generation_reads_first_is_known() -> None:
     """A first pass over anything else than what is new, or none, is refused afterwards: recurrent states would hide it."""
 
-    class Reading(torch.nn.Module):
+    class Reading(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         def forward(self, **given: torch.Tensor) -> int:
             return given["input_ids"].shape[-1] if "input_ids" in given else 0
 

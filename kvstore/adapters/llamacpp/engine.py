@@ -21,6 +21,7 @@ from kvstore.tier.protocol import Array, Captured, Restored
 __all__ = ["LlamaCppEngine"]
 
 _PIECE_BYTES = 24 << 20  # what is restored at a time; see docs/architecture.md
+_STATES = -1  # beside the flags of blobs: the key of the buffer in which states are restored
 _REQUIRED = ("build", "weights")
 _UNSUPPORTED = (
     "this adapter takes models with K and V for every position or a sliding window, recurrent layers, or a mix of these, and "
@@ -238,7 +239,8 @@ class LlamaCppEngine:
 
     def _partial_blob(self, restored: Restored) -> npt.NDArray[np.uint8]:
         """Make a blob of the states, after looking whether they are of this position."""
-        geometry, length, states = self._geometry, restored.length, restored.states()
+        geometry, length = self._geometry, restored.length
+        states = restored.states(into=self._room(restored.states_bytes, _STATES))
         position = int(states[POSITION][0])
         if position != length:
             raise EngineError(f"the states are of position {position}, and the rows end at {length}: never mixed")
@@ -275,7 +277,7 @@ class LlamaCppEngine:
             )
 
     def _room(self, nbytes: int, flags: int = 0) -> npt.NDArray[np.uint8]:
-        """Take the buffer of a kind of blob; what was in it is gone."""
+        """Take the buffer of a kind of blob, or of states; what was in it is gone."""
         if flags not in self._buffers or self._buffers[flags].size < nbytes:
             self._buffers.pop(flags, None)  # before the new one is taken, so that both are never there at once
             self._buffers[flags] = np.empty(nbytes, np.uint8)

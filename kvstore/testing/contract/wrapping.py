@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.arrays import Array, Paged, StreamArray
 from kvstore.ids import TokenArray
@@ -72,8 +73,12 @@ class _Through:
     def copy_into(self, arrays: Mapping[str, StreamArray], *, start: int = 0, stop: int | None = None) -> None:
         self._restored.copy_into(arrays, start=start, stop=stop)
 
-    def states(self) -> dict[str, Array]:
-        return self._restored.states()
+    @property
+    def states_bytes(self) -> int:
+        return self._restored.states_bytes
+
+    def states(self, *, into: npt.NDArray[np.uint8] | None = None) -> dict[str, Array]:
+        return self._restored.states(into=into)
 
 
 class Spoiled(_Through):
@@ -101,9 +106,9 @@ class Spoiled(_Through):
             span = slice(self._part.rows(start), self._part.rows(self.length if stop is None else stop))
             put_rows(self._part, arrays[self._part.name], self._instead[span])
 
-    def states(self) -> dict[str, Array]:
+    def states(self, *, into: npt.NDArray[np.uint8] | None = None) -> dict[str, Array]:
         """See `Restored.states`."""
-        states = super().states()
+        states = super().states(into=into)
         if isinstance(self._part, str):
             states[self._part] = self._instead.copy()
         return states
@@ -145,11 +150,11 @@ class CutOff(_Through):
         put_rows(stream, arrays[self._part], garbage, first=rows // 2)
         self._raise()
 
-    def states(self) -> dict[str, Array]:
+    def states(self, *, into: npt.NDArray[np.uint8] | None = None) -> dict[str, Array]:
         """See `Restored.states`."""
         if self._part == STATES:
             self._raise()
-        return super().states()
+        return super().states(into=into)
 
     def _raise(self) -> None:
         self.reached = True
