@@ -34,8 +34,8 @@ def weights_digest(model: torch.nn.Module) -> str:
     """Hash a model's parameters and persistent buffers: names, dtypes, shapes and bytes, in order of name.
 
     Reads all weights once (BLAKE3: about the speed of memory on several cores). Where weights come from a file whose digest is
-    known, that digest serves as well. A LoRA that was loaded into the model is part of it; switching it on and off is not: that
-    belongs into the salt.
+    known, that digest serves as well. The matrices of a LoRA that was loaded into the model are part of it. Its scaling and
+    whether it is switched on are not: they belong into the salt.
 
     Returns
     -------

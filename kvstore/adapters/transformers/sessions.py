@@ -33,7 +33,8 @@ class TransformersSessions:
     name, weights, identity, block_tokens
         What names the model, as for `TransformersEngine`.
     salt : bytes
-        Anything beside the model that changes the state, or keeps sessions apart: a LoRA that is switched on, a tenant.
+        Anything beside the model that changes the state, or keeps sessions apart: a LoRA that is switched on, a tenant. It is
+        taken here once: each setting of LoRAs needs sessions of its own, and none is switched under them.
     check, write_behind, checkpoints
         As for `SessionTier`.
     """
