@@ -73,6 +73,7 @@ def model_identity(model: torch.nn.Module, *, weights: str, given: Mapping[str, 
         "transformers": transformers.__version__,
         "torch": str(torch.__version__),
         "device": str(any_model.device.type),
+        "float32_products": _products(any_model.device.type),
     }
     twice = sorted(set(found) & set(given))
     if twice:
@@ -85,3 +86,13 @@ def _implementation(config: Any, attribute: str) -> str:
     inner = {name: getattr(config, name, None) for name in sorted(getattr(config, "sub_configs", None) or {})}
     named = [f"{name}={_implementation(one, attribute)}" for name, one in inner.items() if one is not None]
     return " ".join([str(getattr(config, attribute, None)), *named])
+
+
+def _products(device: str) -> str:
+    """Say in which precision PyTorch multiplies float32: a setting of the process, which may take bfloat16 or TF32 instead."""
+    backend: Any = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
+    # each backend has its own since PyTorch 2.9, where asking for that of all may be an error
+    own = getattr(getattr(backend, "matmul", None), "fp32_precision", None)
+    if own is None:
+        return str(torch.get_float32_matmul_precision())
+    return "ieee" if own == "none" else str(own)  # "none": nobody has set it
