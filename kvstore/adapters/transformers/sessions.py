@@ -124,7 +124,7 @@ class TransformersSessions:
         return cache, reused
 
     def generate(self, input_ids: torch.Tensor, *, boundary: int | None = None, **arguments: Any) -> Generated:
-        """Generate as `model.generate` does, on top of what is stored of the prompt; save at the turn's boundary and the end.
+        """Generate as `model.generate` does, on top of what is stored of the prompt; save on the way and at the end.
 
         Parameters
         ----------
