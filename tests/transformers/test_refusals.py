@@ -332,6 +332,22 @@ def test_an_identity_tells_the_implementations_inside() -> None:
     assert model_identity(made, weights="w", given={}) == before
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_identity_tells_the_precision_of_products(device: str) -> None:
+    """What PyTorch multiplies float32 in is a setting of the process that changes the bytes: another one is another layout."""
+    shell = cast("torch.nn.Module", SimpleNamespace(config=model("qwen3").config, dtype=torch.float32, device=torch.device(device)))
+    usual, unset = torch.get_float32_matmul_precision(), model_identity(shell, weights="w", given={})
+    torch.set_float32_matmul_precision("highest")
+    exact = model_identity(shell, weights="w", given={})
+    try:
+        torch.set_float32_matmul_precision("medium")
+        rough = model_identity(shell, weights="w", given={})
+    finally:
+        torch.set_float32_matmul_precision(usual)
+    assert [key for key in exact if exact[key] != rough[key]] == ["float32_products"]
+    assert unset == exact
+
+
 def test_states_may_be_tensors_or_dicts_of_them() -> None:
     """A linear layer of Transformers 5.12, whose states are tensors and whose flags are bools, is taken as one with dicts is."""
     running = engine("qwen3_next")

@@ -37,6 +37,10 @@ class LlamaCppEngine:
     restore the window's cells lie in other places of llama.cpp's cache than before; where its kernels sum in the order of
     the cells, the logits of later tokens differ in their last bits from those of a context that went on.
 
+    A blob tells positions, and not what was read before them. So a sequence is saved only as long as it has read its tokens from
+    position 0 on and nothing else: never after a context shift or self-extend (`llama_memory_seq_add`, `llama_memory_seq_div`),
+    which keep rows that have seen tokens that are gone. Nothing here can notice that.
+
     The layout must be known before the first token is computed, because promote comes first; but only a blob with at least
     one cell shows the types and shapes of the rows. So either the sequence holds tokens already, or the caller passes
     `probe`, which evaluates one token in the scratch sequence; the engine reads its blob and removes it again.

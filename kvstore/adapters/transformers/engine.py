@@ -38,7 +38,8 @@ class TransformersEngine:
     identity : mapping of str to (str or int), optional
         What else changes the bytes: kernels that are installed (flash-linear-attention, causal-conv1d), a quantisation made
         after loading, tensor parallelism. Found out from the model and not to be given: class, configuration, dtype, attention
-        and experts implementation, the versions of Transformers and PyTorch, the kind of device.
+        and experts implementation, the versions of Transformers and PyTorch, the kind of device, the precision of float32
+        products. All of it as it is when the engine is made: who changes it makes a new one.
     block_tokens : int
         As for `Layout`.
 

@@ -34,8 +34,8 @@ def weights_digest(model: torch.nn.Module) -> str:
     """Hash a model's parameters and persistent buffers: names, dtypes, shapes and bytes, in order of name.
 
     Reads all weights once (BLAKE3: about the speed of memory on several cores). Where weights come from a file whose digest is
-    known, that digest serves as well. A LoRA that was loaded into the model is part of it; switching it on and off is not: that
-    belongs into the salt.
+    known, that digest serves as well. The matrices of a LoRA that was loaded into the model are part of it. Its scaling and
+    whether it is switched on are not: they belong into the salt.
 
     Returns
     -------
@@ -73,6 +73,7 @@ def model_identity(model: torch.nn.Module, *, weights: str, given: Mapping[str, 
         "transformers": transformers.__version__,
         "torch": str(torch.__version__),
         "device": str(any_model.device.type),
+        "float32_products": _products(any_model.device.type),
     }
     twice = sorted(set(found) & set(given))
     if twice:
@@ -85,3 +86,13 @@ def _implementation(config: Any, attribute: str) -> str:
     inner = {name: getattr(config, name, None) for name in sorted(getattr(config, "sub_configs", None) or {})}
     named = [f"{name}={_implementation(one, attribute)}" for name, one in inner.items() if one is not None]
     return " ".join([str(getattr(config, attribute, None)), *named])
+
+
+def _products(device: str) -> str:
+    """Say in which precision PyTorch multiplies float32: a setting of the process, which may take bfloat16 or TF32 instead."""
+    backend: Any = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
+    # each backend has its own since PyTorch 2.9, where asking for that of all may be an error
+    own = getattr(getattr(backend, "matmul", None), "fp32_precision", None)
+    if own is None:
+        return str(torch.get_float32_matmul_precision())
+    return "ieee" if own == "none" else str(own)  # "none": nobody has set it

@@ -33,7 +33,8 @@ class TransformersSessions:
     name, weights, identity, block_tokens
         What names the model, as for `TransformersEngine`.
     salt : bytes
-        Anything beside the model that changes the state, or keeps sessions apart: a LoRA that is switched on, a tenant.
+        Anything beside the model that changes the state, or keeps sessions apart: a LoRA that is switched on, a tenant. It is
+        taken here once: each setting of LoRAs needs sessions of its own, and none is switched under them.
     check, write_behind, checkpoints
         As for `SessionTier`.
     """
@@ -123,7 +124,7 @@ class TransformersSessions:
         return cache, reused
 
     def generate(self, input_ids: torch.Tensor, *, boundary: int | None = None, **arguments: Any) -> Generated:
-        """Generate as `model.generate` does, on top of what is stored of the prompt; save at the turn's boundary and the end.
+        """Generate as `model.generate` does, on top of what is stored of the prompt; save on the way and at the end.
 
         Parameters
         ----------
