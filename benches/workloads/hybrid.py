@@ -389,7 +389,7 @@ for 64 tokens), 36 recurrent layers with states and the history of their convolu
 saved; then restoring it from the page cache (a lease, `copy_into` of all streams into arrays that are there, `states` into a
 buffer that is there) takes turns with a copy of as many bytes in one run, out of a map of a plain file, into memory that was
 touched before: nothing could be simpler. Then a conversation grows turn by turn, each promoted, and cascaded at its boundary and
-at the end of its answer; beside each cascade the same new bytes are written plainly, and which of the two comes first alternates."""
+at the end of its answer; beside each cascade the same new bytes are written plainly; which of the two comes first alternates."""
 
 BENCH = Bench(
     "hybrid",

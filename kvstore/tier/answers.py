@@ -37,15 +37,20 @@ class Answers:
         """Note that a request has begun, whose turn's checkpoint lies `boundary` tokens before the prompt's end.
 
         It leaves the answers without which it goes on from their prompts. The same prompt again leaves none: another answer to it
-        is wanted beside the first.
+        is wanted beside the first. Nor does one with an answer whole: the others to its prompt may be another client's, or come
+        back as well.
         """
         self._prompt, self._boundary = prompt, max(len(prompt) // 4 - boundary, 1)
         kept: list[_Answer] = []
         self._left = []
+        came_back = [answer.boundary for answer in self._recent if prompt.startswith(answer.session)]
         for answer in self._recent:
             common = common_tokens(answer.session, prompt)
             if answer.boundary <= common < min(len(answer.session), len(prompt)) // 4:
-                self._left.append((common, answer.session))
+                if answer.boundary in came_back:
+                    kept.append(answer)
+                else:
+                    self._left.append((common, answer.session))
             elif common < len(answer.session) // 4:  # else it has become part of this one
                 kept.append(answer)
         self._recent = deque(kept, _REMEMBERED)

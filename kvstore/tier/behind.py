@@ -238,8 +238,8 @@ class WriteBehind:
             if isinstance(job, _Drop):
                 try:
                     job.run()
-                finally:
                     job.release()
+                finally:
                     self._did(0)
                 continue
             try:

@@ -191,8 +191,11 @@ def test_other_answers_to_one_prompt_stay(store: Store) -> None:
             assert checkpoints_on(tier.namespace, answered)[-1] == len(answered)
         turn([*second, 8], [9], len(second))  # goes on from the second
         turn([*SYSTEM[:-5], 77, 78], [1], 0)  # edited before its end
-        assert tier.stats.dropped_answers == 1  # the first: `second` leaves it, and has its own answer in the history
-        assert len(second) in checkpoints_on(tier.namespace, second)
+        assert tier.stats.dropped_answers == 0
+        for answered in (first, second):
+            assert len(answered) in checkpoints_on(tier.namespace, answered)
+        turn([*SYSTEM, 1, 99, 98], [7], 202)  # leaves both
+        assert tier.stats.dropped_answers >= 1
         assert len(first) not in checkpoints_on(tier.namespace, first)
 
 
