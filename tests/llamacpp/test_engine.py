@@ -227,7 +227,7 @@ def test_what_is_no_context_is_refused(make: Make, pointer: Any) -> None:
 def test_a_library_without_the_functions_is_refused(make: Make) -> None:
     """A library that lacks a function is refused by the function's name."""
     context, _ = make()
-    with pytest.raises(LlamaCppError, match="llama_get_memory"):
+    with pytest.raises(LlamaCppError, match="llama_get_model"):
         LlamaCppEngine(object(), context.pointer, model="m", identity=context.settings)
 
 
