@@ -135,13 +135,13 @@ def test_opening_and_closing_keeps_nothing(tmp_path: Path) -> None:
     from kvstore.scope import StoreScope
 
     gc.collect()
-    before = sum(isinstance(found, StoreScope) for found in gc.get_objects())
+    before = sum(type(found) is StoreScope for found in gc.get_objects())
     for _ in range(5):
         with Store.open(tmp_path / "s", max_bytes=CAP) as store:
             save(store.namespace(plain_layout()), TOKENS)
     del store
     gc.collect()
-    assert sum(isinstance(found, StoreScope) for found in gc.get_objects()) <= before
+    assert sum(type(found) is StoreScope for found in gc.get_objects()) <= before
 
 
 def test_a_namespace_of_a_closed_handle_says_so(tmp_path: Path) -> None:
