@@ -21,6 +21,7 @@ __all__ = [
     "LayoutError",
     "LeaseClosedError",
     "MappingError",
+    "MissingPackageError",
     "NotAStoreError",
     "SharingError",
     "SpacePinned",
