@@ -11,6 +11,7 @@ SOURCES = [
     "crc32c.c",
     "crc32c_portable.c",
     "crc32c_x86.c",
+    "crc32c_pclmul.c",
     "crc32c_arm64.c",
     "copy.c",
     "pool.c",

@@ -7,10 +7,11 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* Fastest first; the portable one is the last and always available. */
+/* Fastest first, but for those that say that they lose; the portable one is the last and always available. */
 static const kvs_crc_path *const known[] = {
 #if defined(__x86_64__)
     &kvs_crc_avx512,
+    &kvs_crc_pclmul,
     &kvs_crc_sse42,
 #elif defined(__aarch64__)
     &kvs_crc_arm64,
@@ -23,11 +24,17 @@ static const kvs_crc_path *usable[KNOWN + 1]; /* ends with NULL */
 static _Atomic(const kvs_crc_path *) active;
 static pthread_once_t detected = PTHREAD_ONCE_INIT;
 
+static const kvs_crc_path *best(void) {
+    size_t i = 0;
+    while (usable[i]->loses && usable[i]->loses()) i++;
+    return usable[i];
+}
+
 static void detect(void) {
     size_t n = 0;
     for (size_t i = 0; i < KNOWN; i++)
         if (known[i]->available()) usable[n++] = known[i];
-    atomic_store_explicit(&active, usable[0], memory_order_release);
+    atomic_store_explicit(&active, best(), memory_order_release);
 }
 
 const kvs_crc_path *kvs_crc_active(void) {
@@ -64,7 +71,7 @@ const char *kvs_crc32c_path(size_t i) {
 
 int kvs_crc32c_force(const char *name) {
     pthread_once(&detected, detect);
-    const kvs_crc_path *path = name ? find(name) : usable[0];
+    const kvs_crc_path *path = name ? find(name) : best();
     if (!path) return EINVAL;
     atomic_store_explicit(&active, path, memory_order_release);
     return 0;

@@ -15,6 +15,8 @@ typedef struct kvs_crc_path {
     const char *name;
     /* May this processor run it? Called once. */
     bool (*available)(void);
+    /* Is the next one in the list faster here? NULL: never. */
+    bool (*loses)(void);
     /* The state after `length` bytes more. */
     uint32_t (*update)(uint32_t state, const void *data, size_t length);
     /*
@@ -29,6 +31,7 @@ extern const kvs_crc_path kvs_crc_portable;
 #if defined(__x86_64__)
 extern const kvs_crc_path kvs_crc_sse42;
 extern const kvs_crc_path kvs_crc_avx512;
+extern const kvs_crc_path kvs_crc_pclmul;
 #elif defined(__aarch64__)
 extern const kvs_crc_path kvs_crc_arm64;
 #endif

@@ -61,7 +61,7 @@ static uint32_t copy(uint32_t state, void *to, const void *from, size_t length, 
     return state;
 }
 
-const kvs_crc_path kvs_crc_arm64 = {"arm64", available, update, copy};
+const kvs_crc_path kvs_crc_arm64 = {"arm64", available, NULL, update, copy};
 
 #else
 typedef int kvs_no_arm64;

@@ -47,7 +47,7 @@ static uint32_t copy(uint32_t state, void *to, const void *from, size_t length, 
 
 static bool available(void) { return true; }
 
-const kvs_crc_path kvs_crc_portable = {"portable", available, update, copy};
+const kvs_crc_path kvs_crc_portable = {"portable", available, NULL, update, copy};
 
 /* a * b modulo the polynomial; bit 31 of a reflected value is x^0. */
 static uint32_t multiply(uint32_t a, uint32_t b) {

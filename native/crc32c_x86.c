@@ -99,6 +99,16 @@ SSE42 static uint32_t sse42_update(uint32_t state, const void *data, size_t leng
     return one_lane(state, p, length);
 }
 
+/*
+ * The four stores of a line one right after the other. With a load between them that has to wait, processors of AMD's
+ * family 17h write the line in parts: measured to copy at less than half the speed.
+ */
+static inline __attribute__((always_inline)) void stream_line(unsigned char *to, const unsigned char *from) {
+    __m128i part[4];
+    for (int i = 0; i < 4; i++) part[i] = _mm_loadu_si128((const __m128i *)(const void *)(from + 16 * i));
+    for (int i = 0; i < 4; i++) _mm_stream_si128((__m128i *)(void *)(to + 16 * i), part[i]);
+}
+
 /* Copies three short lanes, in order, and sums them where they are now: in the cache. `to` is line-aligned for `stream`. */
 SSE42 static inline __attribute__((always_inline)) uint32_t copy_pieces(uint32_t state, unsigned char *to,
                                                                         const unsigned char *from, size_t length,
@@ -106,13 +116,10 @@ SSE42 static inline __attribute__((always_inline)) uint32_t copy_pieces(uint32_t
     for (; length; length -= 3 * SHORT_LANE, from += 3 * SHORT_LANE, to += 3 * SHORT_LANE) {
         for (size_t i = 0; i < 3 * SHORT_LANE; i += 64) {
             if (length > AHEAD) _mm_prefetch((const char *)(from + i + AHEAD), _MM_HINT_T0);
-            for (size_t k = i; k < i + 64; k += 16) {
-                __m128i next = _mm_loadu_si128((const __m128i *)(from + k));
-                if (stream)
-                    _mm_stream_si128((__m128i *)(to + k), next);
-                else
-                    _mm_storeu_si128((__m128i *)(to + k), next);
-            }
+            if (stream)
+                stream_line(to + i, from + i);
+            else
+                memcpy(to + i, from + i, 64);
         }
         state = three_lanes(state, from, SHORT_LANE, short_one, short_two, false);
     }
@@ -138,7 +145,7 @@ SSE42 static uint32_t sse42_copy(uint32_t state, void *to, const void *from, siz
     return state;
 }
 
-const kvs_crc_path kvs_crc_sse42 = {"sse42", sse42_available, sse42_update, sse42_copy};
+const kvs_crc_path kvs_crc_sse42 = {"sse42", sse42_available, NULL, sse42_update, sse42_copy};
 
 static bool avx512_available(void) {
     return sse42_available() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -216,15 +223,14 @@ AVX512 static uint32_t avx512_copy(uint32_t state, void *to, const void *from, s
     return state;
 }
 
-const kvs_crc_path kvs_crc_avx512 = {"avx512", avx512_available, avx512_update, avx512_copy};
+const kvs_crc_path kvs_crc_avx512 = {"avx512", avx512_available, NULL, avx512_update, avx512_copy};
 
 void kvs_stream_runs(unsigned char *to, int64_t stride, const unsigned char *from, size_t count, size_t run) {
     for (; count; count--, to += stride, from += run) {
         const size_t head = (size_t)(-(uintptr_t)to & 63), end = run - (run - head) % 64;
         memcpy(to, from, head);
         for (size_t i = head; i < end; i += 64)
-            for (size_t k = i; k < i + 64; k += 16)
-                _mm_stream_si128((__m128i *)(to + k), _mm_loadu_si128((const __m128i *)(from + k)));
+            stream_line(to + i, from + i);
         memcpy(to + end, from + end, run - end);
     }
 }
