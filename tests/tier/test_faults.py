@@ -400,7 +400,7 @@ def test_every_error_has_the_one_root() -> None:
     """All errors of the library are KVStoreErrors, and each is a builtin that callers already catch."""
     from kvstore import errors
 
-    builtin = (ValueError, TypeError, OSError, LookupError, RuntimeError, BufferError, TimeoutError)
+    builtin = (ValueError, TypeError, OSError, LookupError, RuntimeError, BufferError, TimeoutError, ImportError)
     for name in errors.__all__:
         kind = getattr(errors, name)
         assert issubclass(kind, KVStoreError)
