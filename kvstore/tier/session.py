@@ -210,7 +210,8 @@ class SessionTier:
     def cascade(self, tokens: Tokens) -> CascadeResult:
         """Save what is new of a session, without waiting for the disk.
 
-        Copies from the engine what it needs before it returns; the writing is done behind, in order, and bounded in bytes.
+        Copies from the engine what it needs before it returns; the writing is done behind, in order, and bounded in bytes. Only
+        where an earlier cascade of the same session is still being written does it wait for that, to add to it what is new.
 
         Parameters
         ----------
