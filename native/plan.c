@@ -135,7 +135,10 @@ bool kvs_plan(call *k, const uint8_t *direct, int threads) {
     kvs_pool_run(look_at_block, k, k->blocks, k->blocks < MANY ? 1 : threads);
     for (uint32_t b = 0; b < k->blocks; b++)
         if (!plan_block(k, b, direct[b])) return false;
-    if (!part_cached(k, threads) || !sort(&k->cached, k->streams) || !sort(&k->cold, k->streams)) return false;
+    if (!part_cached(k, threads)) return false;
+    /* Where nobody waits for the first streams, what comes out of the map is read in the order in which it lies there. */
+    if (k->progress && !sort(&k->cached, k->streams)) return false;
+    if (!sort(&k->cold, k->streams)) return false;
     k->remaining = calloc(k->streams, sizeof *k->remaining);
     if (!k->remaining) return false;
     for (int list = 0; list < 2; list++) {

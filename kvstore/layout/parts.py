@@ -79,6 +79,7 @@ class Stream:
     _before: tuple[int, ...] = field(init=False, repr=False, compare=False)  # axes of the view before the token axis
     _behind: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _row_bytes: int = field(init=False, repr=False, compare=False)
+    _view_dtype: np.dtype[np.generic] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_name("stream", self.name)
@@ -99,12 +100,13 @@ class Stream:
         shape = _view_shape(self.row_shape, dtype)  # these are asked for with each array of each copy
         object.__setattr__(self, "_before", shape[: self.token_axis])
         object.__setattr__(self, "_behind", shape[self.token_axis :])
+        object.__setattr__(self, "_view_dtype", dtype.view)
         object.__setattr__(self, "_row_bytes", math.prod(self.row_shape) // dtype.group * dtype.group_bytes)
 
     @property
     def view_dtype(self) -> np.dtype[np.generic]:
         """The numpy dtype in which the stream's arrays are handed out."""
-        return dtype_of(self.dtype).view
+        return self._view_dtype
 
     @property
     def row_bytes(self) -> int:
@@ -168,6 +170,9 @@ class State:
     dtype: str
     shape: tuple[int, ...]
     bounded: tuple[int, ...] = ()
+    _array_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _max_bytes: int = field(init=False, repr=False, compare=False)
+    _view_dtype: np.dtype[np.generic] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_name("state", self.name)
@@ -176,6 +181,11 @@ class State:
         if len(set(axes)) != len(axes) or any(not isinstance(a, int) or not 0 <= a < len(self.shape) for a in axes):
             raise LayoutError(f"state {self.name!r}: bounded axes must be axes of {self.shape}, got {self.bounded!r}")
         object.__setattr__(self, "bounded", axes)
+        dtype = dtype_of(self.dtype)
+        shape = _view_shape(self.shape, dtype)  # these are asked for with each state of each restore
+        object.__setattr__(self, "_array_shape", shape)
+        object.__setattr__(self, "_view_dtype", dtype.view)
+        object.__setattr__(self, "_max_bytes", math.prod(shape) * dtype.view.itemsize)
 
     @classmethod
     def opaque(cls, name: str, max_bytes: int) -> State:
@@ -185,21 +195,21 @@ class State:
     @property
     def view_dtype(self) -> np.dtype[np.generic]:
         """The numpy dtype in which the state is handed out."""
-        return dtype_of(self.dtype).view
+        return self._view_dtype
 
     @property
     def array_shape(self) -> tuple[int, ...]:
         """Shape of the state's numpy view; in bounded axes the most that can come."""
-        return _view_shape(self.shape, dtype_of(self.dtype))
+        return self._array_shape
 
     @property
     def max_bytes(self) -> int:
         """The most bytes that the state takes."""
-        return math.prod(self.array_shape) * self.view_dtype.itemsize
+        return self._max_bytes
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether an array of this shape can be this state."""
-        limit = self.array_shape
+        limit = self._array_shape
         return len(shape) == len(limit) and all(
             0 <= got <= most if axis in self.bounded else got == most
             for axis, (got, most) in enumerate(zip(shape, limit, strict=True))

@@ -68,17 +68,21 @@ def unpack_states(layout: Layout, packed: npt.NDArray[np.uint8]) -> dict[str, np
     at = _directory_bytes(layout)
     if packed.nbytes < at:
         raise IndexDamaged(f"packed states of {packed.nbytes} bytes are shorter than their directory of {at}")
-    ranks = [len(s.array_shape) for s in layout.states]
-    extents = list(struct.unpack_from(f"<{sum(ranks)}I", packed[:at].tobytes()))
+    extents = struct.unpack_from(f"<{sum(len(s.array_shape) for s in layout.states)}I", packed[:at].tobytes())
     arrays: dict[str, npt.NDArray[Any]] = {}
-    for state, rank in zip(layout.states, ranks, strict=True):
-        shape, extents = tuple(extents[:rank]), extents[rank:]
-        if not state.fits(shape):
-            raise IndexDamaged(f"packed states hold shape {shape} for state {state.name!r} of shape {state.array_shape}")
-        size = math.prod(shape) * state.view_dtype.itemsize
+    read = 0
+    for state in layout.states:
+        most = state.array_shape
+        shape = extents[read : read + len(most)]
+        read += len(most)
+        if shape != most and not state.fits(shape):
+            raise IndexDamaged(f"packed states hold shape {shape} for state {state.name!r} of shape {most}")
+        dtype = state.view_dtype
+        size = state.max_bytes if shape == most else math.prod(shape) * dtype.itemsize
         if at + size > packed.nbytes:
             raise IndexDamaged(f"packed states end inside state {state.name!r}")
-        arrays[state.name] = packed[at : at + size].view(state.view_dtype).reshape(shape)
+        # in one step: a slice, a view of it and a shape for that took five times as long, and there are hundreds of states
+        arrays[state.name] = np.ndarray(shape, dtype, packed, at)
         at += _align(size)
     if at != packed.nbytes:
         raise IndexDamaged(f"packed states have {packed.nbytes - at} bytes too many")
