@@ -41,6 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -87,7 +88,18 @@ class Part:
 
     def stream(self, name: str, *, transposed: bool) -> Stream:
         """Describe it as a stream of a layout, with a row for each cell."""
-        return Stream(name, TYPES[self.ggml_type], (self.elements,), token_axis=1 if transposed else 0)
+        return _stream(name, TYPES[self.ggml_type], self.elements, 1 if transposed else 0)
+
+
+# Immutable, and asked for with every blob: made and checked anew each time, they took an eighth of a promote.
+@lru_cache(maxsize=4096)
+def _stream(name: str, dtype: str, elements: int, token_axis: int) -> Stream:
+    return Stream(name, dtype, (elements,), token_axis=token_axis)
+
+
+@lru_cache(maxsize=4096)
+def _state(name: str, dtype: str, shape: tuple[int, ...], bounded: tuple[int, ...] = ()) -> State:
+    return State(name, dtype, shape, bounded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +209,10 @@ class Geometry:
         """
         if not self.partial:
             return ()
-        states = [State(POSITION, "u32", (1,))]
+        states = [_state(POSITION, "u32", (1,))]
         if self.window is not None:
             states += [
-                State(
+                _state(
                     s.name,
                     s.dtype,
                     (*s.row_shape[: s.token_axis], self.window_cells, *s.row_shape[s.token_axis :]),
@@ -210,7 +222,7 @@ class Geometry:
             ]
         if self.recurrent is not None:
             states += [
-                State(name, TYPES[part.ggml_type], (part.elements,)) for name, part in self.recurrent.named() if part.row_bytes
+                _state(name, TYPES[part.ggml_type], (part.elements,)) for name, part in self.recurrent.named() if part.row_bytes
             ]
         return tuple(states)
 
