@@ -24,16 +24,20 @@ _REASONS = {
     "warm": "Both are bounded by memory; where the arrays fit into the processor's caches, plain copies into them gain.",
     "first": "The first touch of the map's pages is part of it: once in a store's life, where others map a file at each restore.",
     "cold": (
-        "Blocks are read past the page cache, with at least four reads of at most 1 MiB under way (LEAST_READERS in "
+        "Blocks are read past the page cache, with at least eight reads of at most 1 MiB under way (LEAST_READERS in "
         "native/restore.c). Where the system reads ahead by more (read_ahead_kb of the device), or others use the device "
         "too, a buffered read has more under way."
     ),
     "shared": "As for a warm restore.",
-    "turn_durable": "A turn is a transaction with syncs of its own: of the data, then of the page that makes it valid.",
+    "turn_durable": (
+        "A turn is several transactions, each of which waits for the disk: while a piece of 8 MiB is copied into the file, the "
+        "disk has nothing to do, and before the first one its rows are gathered, hashed (BLAKE3, one thread) and summed. Files that "
+        "are written at once and synced once, which is what is timed for a store that never syncs, keep it busy."
+    ),
     _SAVE: (
-        "Each block is hashed (BLAKE3) so that equal ones are stored once, and a long session becomes durable in pieces "
-        "of 8 MiB, each with two syncs, so that a crash leaves a valid shorter prefix; a file written whole is synced "
-        "once."
+        "A long session becomes durable in pieces of 8 MiB, so that a crash leaves a valid shorter prefix and other writers wait "
+        "for one piece: the disk waits while the next is copied into the file. The next ones are hashed (BLAKE3, so that equal "
+        "blocks are stored once) and summed meanwhile, on another processor. A file written whole is synced once."
     ),
     _DISK: (
         "A branch's first block is saved whole from its start, so smaller chunks share more (block_tokens sets it); "
@@ -43,11 +47,16 @@ _REASONS = {
 }
 _LLAMA = {
     "warm": (
-        "promote puts one blob of the whole prefix together, checked, and llama.cpp copies it from there: twice through "
-        "memory, where a slot file goes through a small buffer. Restoring in pieces, each through a buffer that stays in "
-        "the cache, would save one of them."
+        "promote copies pieces of 24 MiB into a buffer, checked, and llama.cpp copies them from there: twice through memory, where "
+        "a slot file goes through a buffer of one layer's rows that stays in the processor's cache. Smaller pieces would too, but "
+        "each call of llama.cpp, and of the store, has a price that doesn't depend on its length. Filling a second buffer on "
+        "another thread meanwhile was tried with two processors and gained nothing: both wait for memory."
     ),
-    "first": "As for a warm restore; in a new process the blob is fresh memory too, whose pages have to be made.",
+    "first": "As for a warm restore; in a new process the buffer is fresh memory too, whose pages have to be made.",
+    "cold": (
+        "Each piece is read, checked and handed to llama.cpp before the next is read: the disk waits while llama.cpp copies, where "
+        "the system reads a slot file ahead."
+    ),
     "shared": "As for a warm restore.",
 }
 
