@@ -15,15 +15,6 @@ PROMPT, TURN, END, ANSWER = 3, 40, 47, 64
 LENGTHS = (1, WINDOW - 2, WINDOW - 1, WINDOW, WINDOW + 1, BLOCK - 1, BLOCK, BLOCK + 1, TURN)
 
 
-# Lengths from which the whole answer is decoded again, each with one dtype at least; at all of them the states are compared,
-# where the session was taken up and at the prompt's end
-DECODED = {
-    "f32": (WINDOW, BLOCK - 1, BLOCK + 1, TURN),
-    "bf16": (WINDOW - 2, WINDOW + 1, TURN),
-    "f16": (1, WINDOW - 1, BLOCK, TURN),
-}
-
-
 def hashed(running: TransformersEngine) -> str:
     """Hash everything that an engine holds."""
     return str(state_hash(running.layout(), running.arrays(running.position), running.position))
@@ -61,7 +52,6 @@ def resumed(store: Store, name: str, dtype: str) -> dict[str, Any]:
             reused = tier.promote(prompt)
         stood = hashed(running)
         went = _answer(running, prompt, reused)
-        if length in DECODED[dtype]:
-            went |= {"tokens": greedy(running, went["chosen"], ANSWER), "last": hashed(running)}
-        found[str(length)] = {**went, "reused": reused, "stood": stood}
+        answer = greedy(running, went["chosen"], ANSWER)
+        found[str(length)] = {**went, "reused": reused, "stood": stood, "tokens": answer, "last": hashed(running)}
     return {**found, "layout": running.layout().fingerprint.hex()}
