@@ -31,8 +31,8 @@ _REASONS = {
     "shared": "As for a warm restore.",
     "turn_durable": (
         "A turn is several transactions, each of which waits for the disk: while a piece of 8 MiB is copied into the file, the "
-        "disk has nothing to do, and before the first one its rows are gathered, hashed (BLAKE3, one thread) and summed. Files that "
-        "are written at once and synced once, which is what is timed for a store that never syncs, keep it busy."
+        "disk has nothing to do, and before the first one its rows are gathered, hashed (BLAKE3, one thread) and summed. Files "
+        "that are written at once and synced once, which is what is timed for a store that never syncs, keep it busy."
     ),
     _SAVE: (
         "A long session becomes durable in pieces of 8 MiB, so that a crash leaves a valid shorter prefix and other writers wait "
