@@ -225,4 +225,11 @@ touched before: a lease and `copy_into`, which checks every byte; `memcpy` from 
 among the threads; `preadv` of 1 MiB into the arrays. A ratio is to the better plain copy of the same round. "Maps made anew" lets
 the store be opened, and the plain file be mapped, right before each round, so that page tables are empty."""
 
-BENCH = Bench("restore", "1.6 GB from the page cache into arrays, validated, against the best plain copy", _needs, _run, _METHOD)
+_BEHIND = """\
+On processors without AVX-512, where two threads compute the sums not much faster than the memory copies (`limits` has both
+speeds): as long as it waits for the memory the sums cost nothing, and the faster that is, the more of them shows. What was tried
+for it is told in [architecture.md](architecture.md#the-kernel)."""
+
+BENCH = Bench(
+    "restore", "1.6 GB from the page cache into arrays, validated, against the best plain copy", _needs, _run, _METHOD, _BEHIND
+)
