@@ -81,7 +81,7 @@ def unpack_states(layout: Layout, packed: npt.NDArray[np.uint8]) -> dict[str, np
         size = state.max_bytes if shape == most else math.prod(shape) * dtype.itemsize
         if at + size > packed.nbytes:
             raise IndexDamaged(f"packed states end inside state {state.name!r}")
-        # in one step: a slice, a view of it and a shape for that took five times as long, and there are hundreds of states
+        # in one step: a slice, a view of it and a shape for that take twice as long, and a model has a hundred states
         arrays[state.name] = np.ndarray(shape, dtype, packed, at)
         at += _align(size)
     if at != packed.nbytes:
