@@ -11,23 +11,35 @@ from pathlib import Path
 from benches.cgroup import PROC, Allowance, allowance
 from benches.machine import MEMORY_FILE_SYSTEMS, Machine, available_memory, meminfo
 
-__all__ = ["SYS", "Usage", "doubts_before", "doubts_of_system"]
+__all__ = ["SYS", "Usage", "doubts_before", "doubts_of_system", "load_now"]
 
 SYS = Path("/sys")
 _LOAD_LIMIT = 0.25  # runnable others, a core
+_LOAD_LOOKS, _LOAD_SECONDS = 40, 0.0257  # looks, and what lies between two of them: no whole number of the kernel's ticks
 _OTHERS_LIMIT = 0.15  # processor time of others, a core
 _SWAPPED = 64 << 20  # bytes: what sleeps there for good is nobody's business
 _FULL = 0.05  # of a file system
 _GIB = 2**30
 
 
-def doubts_before(machine: Machine, disk: Path, memory: int, space: int = 0, *, first: bool = True) -> list[str]:
-    """What is in the way of a run that needs so many bytes of memory, and of space in the directory `disk`.
+def load_now(*, proc: Path = PROC) -> float:
+    """How many others run, could run, or wait for a disk: the mean of a second.
 
-    The load is asked for only before the `first` of several: it is an average over a minute, and then that of the one before.
+    The system's own load average looks back for minutes, and would have a run doubted for the one before it.
     """
+    seen = 0
+    for look in range(_LOAD_LOOKS):
+        if look:
+            time.sleep(_LOAD_SECONDS)
+        fields = dict(line.split()[:2] for line in (proc / "stat").read_text().splitlines() if line.startswith("procs_"))
+        seen += max(int(fields.get("procs_running", 0)) - 1, 0) + int(fields.get("procs_blocked", 0))  # less who looks
+    return seen / _LOAD_LOOKS
+
+
+def doubts_before(machine: Machine, disk: Path, memory: int, space: int = 0) -> list[str]:
+    """What is in the way of a run that needs so many bytes of memory, and of space in the directory `disk`. Takes a second."""
     doubts = []
-    load = os.getloadavg()[0] if first else 0.0
+    load = load_now()
     if load > _LOAD_LIMIT * machine.cores:
         doubts.append(f"load is {load:.1f} on {machine.cores} cores before the run")
     available = available_memory()

@@ -106,7 +106,7 @@ class Measurements:
         size = "" if self.size == "full" else f" (size: {self.size})"
         print((f"{place + 1} of {count}, " if count > 1 else "") + f"{bench.name}: {bench.title}{size}", flush=True)
         needs = bench.needs(self.size)
-        doubts = doubts_before(self.machine, self.scratch, needs.memory, needs.disk, first=place == 0)
+        doubts = doubts_before(self.machine, self.scratch, needs.memory, needs.disk)
         own = self.scratch / bench.name
         own.mkdir()
         usage, start = Usage(), time.perf_counter()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benches.cgroup import allowance
-from benches.doubts import Usage, doubts_of_system
+from benches.doubts import Usage, doubts_of_system, load_now
 from benches.machine import Machine, commit, upstream
 from tests.support import ROOT
 
@@ -83,6 +83,23 @@ def machine(top: Path) -> tuple[Path, Path]:
     )
     (top / "cgroup").mkdir()
     return top / "sys", top / "proc"
+
+
+@pytest.mark.parametrize(("running", "blocked", "load"), [(1, 0, 0.0), (0, 0, 0.0), (3, 0, 2.0), (1, 2, 2.0), (4, 1, 4.0)])
+def test_load_is_that_of_the_moment(running: int, blocked: int, load: float, tmp_path: Path) -> None:
+    """Who runs or waits for a disk counts, except who looks."""
+    write(tmp_path, {"stat": f"cpu  1 2 3 4\nctxt 12\nprocs_running {running}\nprocs_blocked {blocked}\nsoftirq 1 2 3\n"})
+    assert load_now(proc=tmp_path) == load
+
+
+def test_a_busy_process_is_load() -> None:
+    """Somebody who computes is seen at once, and not a minute later."""
+    with subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE) as busy:
+        assert busy.stdout is not None
+        busy.stdout.readline()
+        load = load_now()
+        busy.kill()
+    assert load > 0.7
 
 
 def test_good_machine_has_no_doubts(tmp_path: Path) -> None:
