@@ -158,10 +158,7 @@ def put(txn: Writer, block: PreparedBlock) -> int:
 def _write_value(txn: Writer, block: PreparedBlock, count: int) -> None:
     """Write a block's value and its reference record with this count."""
     header = block.header
-    txn.delete(txn.db.blocks, block.block_id)  # a value put over an old one would be copied into the old one's pages
-    txn.put(txn.db.blocks, block.block_id, block.value.data)
-    txn.placed.add(block.block_id)
-    offset = txn.locate(block.block_id) + header.padded_bytes
+    offset = txn.put_block(block.block_id, block.value.data) + header.padded_bytes
     pages = -(-(PAGE_HEADER + block.value.nbytes) // txn.page_bytes)
     ref = Ref(count, header.kind, pages, offset, header.payload_bytes, header.tokens)
     txn.put(txn.db.refs, block.block_id, ref.encode(block.block_id))

@@ -28,6 +28,7 @@ __all__ = [
     "evict_point",
     "evict_to",
     "free_some",
+    "has_room",
     "make_room",
 ]
 
@@ -72,13 +73,18 @@ class Limits:
 
     @property
     def piece_pages(self) -> int:
-        """Pages that one transaction may write: about 8 MiB, less in a small file, at least one block."""
-        return self._near(8 << 20)
+        """Pages that one of several transactions may write: about 16 MiB, less in a small file, at least one block."""
+        return self._near(16 << 20)
+
+    @property
+    def portion_pages(self) -> int:
+        """Pages of blocks that are prepared together: about 4 MiB, less in a small file, at least one block."""
+        return self._near(4 << 20)
 
     @property
     def single_pages(self) -> int:
-        """Up to how many pages a save is one transaction: about 16 MiB, less in a small file."""
-        return self._near(16 << 20)
+        """Up to how many pages a save is one transaction: about 48 MiB, less in a small file."""
+        return self._near(48 << 20)
 
     def _near(self, size: int) -> int:
         """Pages of as many whole blocks as come nearest to `size` bytes: a 4 MiB block and its header take 129 pages."""
@@ -202,6 +208,15 @@ class Victims:
         self._ranked.insert(low, candidate)
 
 
+def has_room(txn: Writer, limits: Limits, pages: int) -> bool:
+    """Whether `pages` more pages fit under the limit as it is."""
+    return _live_with(txn, pages) <= limits.live_pages
+
+
+def _live_with(txn: Writer, pages: int) -> int:
+    return txn.live_pages() + pages + _TREE_PAGES // 2
+
+
 def make_room(txn: Writer, victims: Victims, limits: Limits, pages: int, keep: frozenset[int], stateful: Stateful) -> Removed:
     """Evict until `pages` more pages fit under the limit. Overshoots by one node at most.
 
@@ -222,7 +237,7 @@ def make_room(txn: Writer, victims: Victims, limits: Limits, pages: int, keep: f
         When everything that may go is gone and it is not enough. The transaction must be aborted.
     """
     removed = Removed()
-    live = txn.live_pages() + pages + _TREE_PAGES // 2
+    live = _live_with(txn, pages)
     needed = live - limits.live_pages
     at_once = max(live - limits.most_pages, 2 * pages)
     while removed.pages < needed and not (removed.enough and removed.pages >= at_once):

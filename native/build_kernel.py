@@ -24,6 +24,7 @@ SOURCES = [
     "progress.c",
     "cuda.c",
     "headers.c",
+    "writes.c",
 ]
 HEADERS = ["kvs_kernel.h", "crc32c.h", "pool.h", "copy.h", "guard.h", "standin.h", "residency.h", "restore.h"]
 

@@ -5,7 +5,7 @@
  * Nothing here knows Python. Arguments are trusted: the Python wrapper has
  * checked every bound before it calls, so a function that is given a wrong
  * address or count has undefined behaviour. No function keeps a pointer after
- * it has returned. All functions may be called from any thread at any time
+ * it has returned, except kvs_writes_add. All functions may be called from any thread at any time
  * unless a declaration says otherwise.
  *
  * native/build_kernel.py reads the declarations of this file, so it holds no
@@ -25,6 +25,9 @@
 
 /* Threads that may work on one call, its caller included. */
 #define KVS_MAX_THREADS 64
+
+/* Bytes that kvs_writes_add may put in the place of the first ones. */
+#define KVS_MAX_HEAD 32
 
 /* Bytes that a header may have in front of its checksums. */
 #define KVS_MAX_PREFIX 256
@@ -308,5 +311,34 @@ void kvs_crc32c_each(const char *data, size_t count, size_t length, size_t skip,
  */
 void kvs_read_headers(int fd, size_t count, const int64_t *offsets, const char *expected, size_t prefix, size_t sums,
                       uint32_t *found, int32_t *status);
+
+/*
+ * A queue of writes to a file, and the thread that does them, in order. The
+ * disk is asked to begin with each as soon as it is written, so that little is
+ * left to wait for in the end. One thread at a time may use a queue.
+ */
+typedef struct kvs_writes kvs_writes;
+
+/* `fd` stays the caller's, open until kvs_writes_end. NULL where there is no memory or no thread to be had. */
+kvs_writes *kvs_writes_start(int fd);
+
+/*
+ * Queues `length` bytes at the address `data` to be written at `offset`, the
+ * first `head_bytes` (at most KVS_MAX_HEAD and `length`) of them taken from
+ * `head` instead, which is copied. The memory at `data` stays the caller's; it
+ * must live and not change until kvs_writes_wait or kvs_writes_end has
+ * returned. Returns 0, or ENOMEM: then it is not queued.
+ */
+int kvs_writes_add(kvs_writes *w, const char *head, size_t head_bytes, uint64_t data, size_t length, int64_t offset);
+
+/*
+ * Waits until all is written that was queued; that is in the page cache then,
+ * not on the disk. Returns 0, or the errno of the first write that failed:
+ * nothing that was queued behind it is written.
+ */
+int kvs_writes_wait(kvs_writes *w);
+
+/* Waits as well, ends the thread and frees the queue. */
+void kvs_writes_end(kvs_writes *w);
 
 #endif

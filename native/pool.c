@@ -69,25 +69,25 @@ static void *worker(void *unused) {
     return NULL;
 }
 
-/*
- * With the lock held. Workers take no signals: those are for the program's own threads. Except those that a thread's own
- * instruction raises, which would end the process if they were blocked; kvs_guard_run answers one of them.
- */
-static void grow(int wanted) {
+int kvs_start_thread(pthread_t *thread, void *(*run)(void *), void *context) {
     sigset_t all, before;
-    pthread_attr_t attributes;
-    if (workers >= wanted || pthread_attr_init(&attributes)) return;
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     sigfillset(&all);
     sigdelset(&all, SIGBUS);
     sigdelset(&all, SIGSEGV);
     sigdelset(&all, SIGFPE);
     sigdelset(&all, SIGILL);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    for (pthread_t thread; workers < wanted; workers++)
-        if (pthread_create(&thread, &attributes, worker, NULL)) break;
+    const int error = pthread_create(thread, NULL, run, context);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
+    return error;
+}
+
+/* With the lock held. */
+static void grow(int wanted) {
+    for (pthread_t thread; workers < wanted; workers++) {
+        if (kvs_start_thread(&thread, worker, NULL)) break;
+        pthread_detach(thread);
+    }
 }
 
 void kvs_pool_run(void (*task)(void *, size_t), void *context, size_t count, int threads) {

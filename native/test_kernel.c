@@ -382,6 +382,40 @@ static void test_headers(void) {
     kvs_read_headers(-1, 0, NULL, NULL, 1, 0, NULL, NULL);
 }
 
+/* Runs of every length around a step, each in memory of its own that goes as soon as it may, over one another and side by side. */
+static void test_writes(void) {
+    static const size_t lengths[] = {1, 16, 4096, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, (3 << 20) + 5};
+    enum { RUNS = sizeof lengths / sizeof lengths[0] };
+    FILE *file = tmpfile();
+    CHECK(file);
+    for (int ends = 0; ends < 2; ends++) {
+        kvs_writes *w = kvs_writes_start(fileno(file));
+        unsigned char *data[RUNS], *expected = calloc(8 << 20, 1), *found = calloc(8 << 20, 1);
+        CHECK(w && expected && found);
+        size_t at = 0;
+        for (size_t i = 0; i < RUNS; i++) {
+            const size_t head = lengths[i] < 16 ? lengths[i] : 16;
+            data[i] = noisy(lengths[i], i + (size_t)ends);
+            CHECK(!kvs_writes_add(w, "0123456789abcdef", head, (uintptr_t)data[i], lengths[i], (int64_t)at));
+            memcpy(expected + at, data[i], lengths[i]);
+            memcpy(expected + at, "0123456789abcdef", head);
+            at += lengths[i] - lengths[i] / 8; /* the next one begins in it */
+        }
+        if (!ends) CHECK(!kvs_writes_wait(w));
+        kvs_writes_end(w);
+        CHECK(pread(fileno(file), found, 8 << 20, 0) > (ssize_t)at);
+        CHECK(!memcmp(found, expected, 8 << 20));
+        for (size_t i = 0; i < RUNS; i++) free(data[i]);
+        free(expected), free(found);
+    }
+    fclose(file);
+    kvs_writes *w = kvs_writes_start(-1);
+    CHECK(w && !kvs_writes_wait(w));
+    for (int i = 0; i < 3; i++) CHECK(!kvs_writes_add(w, "", 0, (uintptr_t) "abc", 3, 0));
+    CHECK(kvs_writes_wait(w) == EBADF && kvs_writes_wait(w) == EBADF);
+    kvs_writes_end(w);
+}
+
 int main(int count, char **arguments) {
     test_checksums();
     test_each_checksum();
@@ -398,6 +432,7 @@ int main(int count, char **arguments) {
     test_window((size_t)3 << 20);
     test_cuda(count > 1 ? arguments[1] : NULL);
     test_headers();
+    test_writes();
     puts("ok");
     return 0;
 }

@@ -30,14 +30,13 @@ _REASONS = {
     ),
     "shared": "As for a warm restore.",
     "turn_durable": (
-        "A turn is several transactions, each of which waits for the disk: while a piece of 8 MiB is copied into the file, the "
-        "disk has nothing to do, and before the first one its rows are gathered, hashed (BLAKE3, one thread) and summed. Files "
-        "that are written at once and synced once, which is what is timed for a store that never syncs, keep it busy."
+        "The first block is gathered, summed and hashed (BLAKE3, so that equal blocks are stored once) before the disk has "
+        "anything to do, and a save waits for the disk twice: for its pages, then for the page that makes them count. Files are "
+        "handed to the disk at once, and for a store that never syncs what is timed is one wait for each."
     ),
     _SAVE: (
-        "A long session becomes durable in pieces of 8 MiB, so that a crash leaves a valid shorter prefix and other writers wait "
-        "for one piece: the disk waits while the next is copied into the file. The next ones are hashed (BLAKE3, so that equal "
-        "blocks are stored once) and summed meanwhile, on another processor. A file written whole is synced once."
+        "A long session becomes durable in pieces of 16 MiB, so that a crash leaves a valid shorter prefix and other writers wait "
+        "for one piece: between two pieces the disk has nothing to do for some milliseconds. A file written whole is synced once."
     ),
     _DISK: (
         "A branch's first block is saved whole from its start, so smaller chunks share more (block_tokens sets it); "

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.env.descriptors import open_data, open_direct
+from kvstore.env.early import EarlyValues
+from kvstore.env.engine import writer_of
 from kvstore.env.faults import MapFaults
 from kvstore.env.files import StoreFiles
 from kvstore.env.reserve import Reservation
@@ -109,6 +111,7 @@ class Environment:
             self.source = FileSource(self.file_map, self._data_fd, self._direct_fd)
             self._settling = Settling(path, self._data_fd, self._last_transaction)
             self._values = ValuePages(os.path.join(path, DATA_FILE), self._data_fd, self.page_bytes)
+            self._writer_fd = writer_of(environment)
             self._last_reader_check = time.monotonic()
             self._faults = MapFaults(path, environment, db, self.page_bytes, self._data_fd)
             undo.callback(self._faults.close)
@@ -238,7 +241,8 @@ class Environment:
         self._faults.check()
         watch_here()
         with translated():
-            writer = Writer(self._lmdb, self.db, self.page_bytes, self._values)
+            early = EarlyValues(self._writer_fd, self.page_bytes) if EarlyValues.possible(self._writer_fd) else None
+            writer = Writer(self._lmdb, self.db, self.page_bytes, self._values, early)
         try:
             yield writer
             if writer.damage:  # so that it is set right, whoever comes to it and however late

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 from collections.abc import Iterable, Iterator
@@ -11,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import lmdb
-import numpy as np
 
-from kvstore.env.values import P_OVERFLOW, ValuePages
+from kvstore.env.early import EarlyValues
+from kvstore.env.values import P_OVERFLOW, PageHead, ValuePages
 from kvstore.errors import (
     DiskError,
     ForkedStoreError,
@@ -70,7 +69,7 @@ _DAMAGE = (
 )
 
 
-_FULL = (errno.EDQUOT, errno.EFBIG)  # for ENOSPC there is an exception of LMDB's
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TOO_MANY = (errno.EMFILE, errno.ENFILE)
 _FAILED = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EROFS, errno.EREMOTEIO)
 
@@ -81,24 +80,37 @@ def translate(error: lmdb.Error) -> KVStoreError:
         return MapFull(f"no contiguous free pages in the store ({error}); raise the cap with Store.resize")
     if isinstance(error, lmdb.ReadersFullError):
         return StoreBusyError(f"all reader slots of the store are taken ({error}); close leases or processes")
-    code = getattr(error, "code", 0)
-    if isinstance(error, lmdb.DiskError | lmdb.MemoryError) or code in _FULL:
-        return StoreFullError(f"the operating system refused a write or memory: {error}; make room on the disk")
-    if code in _TOO_MANY:
-        return StoreBusyError(f"{error}: close some, or raise the limit (ulimit -n), and try again")
+    if isinstance(error, lmdb.DiskError | lmdb.MemoryError):
+        return _refused(error)
     if isinstance(error, lmdb.PanicError):
         return StoreDamagedError(
             f"a write to the store's first pages has failed before, and LMDB refuses to go on ({error}): close the store in this "
             "process, with its leases and views, and open it again"
         )
+    found = _of_system(getattr(error, "code", 0), error)
+    if found is not None:
+        return found
+    if isinstance(error, _DAMAGE):
+        return StoreDamagedError(f"LMDB reports damage: {error}; verify the store")
+    return KVStoreError(f"LMDB reports: {error}")
+
+
+def _refused(error: Exception) -> StoreFullError:
+    return StoreFullError(f"the operating system refused a write or memory: {error}; make room on the disk")
+
+
+def _of_system(code: int, error: Exception) -> KVStoreError | None:
+    """The error for one of the operating system's numbers; None for a number that says nothing of the kind."""
+    if code in _FULL:
+        return _refused(error)
+    if code in _TOO_MANY:
+        return StoreBusyError(f"{error}: close some, or raise the limit (ulimit -n), and try again")
     if code in _FAILED:
         return DiskError(
             f"the operating system failed to write or read the store's file ({error}): what was being saved is not stored; "
             "look at the disk, and whether it or a quota is full"
         )
-    if isinstance(error, _DAMAGE):
-        return StoreDamagedError(f"LMDB reports damage: {error}; verify the store")
-    return KVStoreError(f"LMDB reports: {error}")
+    return None
 
 
 @contextlib.contextmanager
@@ -208,9 +220,16 @@ class Reader:
 class Writer:
     """The write transaction. Made by `Environment.write`, used on the thread that made it."""
 
-    __slots__ = ("_pid", "_values", "damage", "db", "freed", "page_bytes", "placed", "stuck", "transaction", "txn")
+    __slots__ = ("_early", "_pid", "_values", "damage", "db", "freed", "page_bytes", "placed", "stuck", "transaction", "txn")
 
-    def __init__(self, environment: lmdb.Environment, db: Databases, page_bytes: int, values: ValuePages | None = None) -> None:
+    def __init__(
+        self,
+        environment: lmdb.Environment,
+        db: Databases,
+        page_bytes: int,
+        values: ValuePages | None = None,
+        early: EarlyValues | None = None,
+    ) -> None:
         self.txn: lmdb.Transaction = environment.begin(write=True, buffers=True)
         self.db = db
         self.page_bytes = page_bytes
@@ -219,6 +238,7 @@ class Writer:
         self.placed: set[bytes] = set()  # blocks that it has put: they aren't in the file yet
         self.stuck: list[bytes] = []  # blocks that it had to leave where they are, since they can't be freed
         self._values = values
+        self._early = early
         self.transaction: int = self.txn.id()
         self._pid = os.getpid()
 
@@ -226,16 +246,23 @@ class Writer:
         """Commit. Raises ForkedStoreError in a child that was forked in the middle of it: the transaction is the parent's."""
         if self._pid != os.getpid():
             raise ForkedStoreError("this process was forked in the middle of a write, which goes on in the parent; write anew here")
+        if self._early is not None:
+            try:
+                self._early.finish(self._value)
+            except OSError as error:
+                raise _of_system(error.errno or 0, error) or KVStoreError(f"a value can't be written: {error}") from error
         with translated():
             self.txn.commit()
 
     def abort(self) -> None:
         """Undo everything. Idempotent. In a forked child it does nothing."""
         if self._pid == os.getpid():
+            if self._early is not None:
+                self._early.end()
             self.txn.abort()
 
     def get(self, key: bytes, db: Any) -> bytes | None:
-        """Read a record as bytes; None when there is none. Not for blocks: see `locate`."""
+        """Read a record as bytes; None when there is none. Not for blocks: see `value_start`."""
         try:
             value = self.txn.get(key, None, db)
         except lmdb.Error as error:
@@ -262,24 +289,45 @@ class Writer:
         """Whether a block's value can be freed, or replaced: see `ValuePages.sound`. Its bytes are lost to everybody by that."""
         return self._values is None or key in self.placed or self._values.sound(payload, pages)
 
-    def locate(self, key: bytes) -> int:
-        """File offset at which the value of a block just put starts.
+    def put_block(self, key: bytes, value: memoryview) -> int:
+        """Store a block's value; return the file offset at which it starts. It is on its way there when this returns.
 
-        Its page number is final as soon as it is put (LMDB writes it in front of the value).
+        Its page number is final as soon as it is put (LMDB writes it in front of the value). The memory stays the caller's, and
+        must not change before the transaction has ended.
 
         Raises
         ------
+        MapFull
+            When there is no room; the transaction must be aborted.
         StoreDamagedError
             When the value does not lie where a large value lies.
         """
-        with translated():
-            value = self.txn.get(key, db=self.db.blocks)
+        self.delete(self.db.blocks, key)  # a value put over an old one would be copied into the old one's pages
+        self.put(self.db.blocks, key, value)
+        self.placed.add(key)
+        head = self._placed(key)
+        if self._early is not None:
+            self._early.begin(key, head, value)
+        return head.page * self.page_bytes + PAGE_HEADER
+
+    def locate(self, key: bytes) -> int:
+        """File offset at which a block's value starts. Raises StoreDamagedError when it does not lie where a large value lies."""
+        head = self._placed(key)
+        return head.page * self.page_bytes + PAGE_HEADER
+
+    def _placed(self, key: bytes) -> PageHead:
+        value = self._value(key)
         if value is None:
             raise IndexDamaged(f"block {key.hex()} is not in the store; verify the store")
-        page, flags = _overflow_page(value)
-        if not flags & P_OVERFLOW or page < 2:
-            raise StoreDamagedError(f"LMDB put a block at page {page} with flags {flags:#x}, expected an overflow page")
-        return page * self.page_bytes + PAGE_HEADER
+        head = PageHead.of(value)
+        if not head.flags & P_OVERFLOW or head.page < 2:
+            raise StoreDamagedError(f"LMDB put a block at page {head.page} with flags {head.flags:#x}, expected an overflow page")
+        return head
+
+    def _value(self, key: bytes) -> Any:
+        """A block's value in LMDB's memory, or None."""
+        with translated():
+            return self.txn.get(key, db=self.db.blocks)
 
     def value_start(self, key: bytes, length: int = 64 << 10) -> bytes:
         """The first bytes of a block's value: at least its header."""
@@ -302,13 +350,6 @@ class Writer:
     def live_pages(self) -> int:
         """Pages in use over all databases, this transaction's changes included."""
         return _live_pages(self.txn, self.db)
-
-
-def _overflow_page(value: Any) -> tuple[int, int]:
-    """Read page number and flags from LMDB's page header, which lies in front of a large value."""
-    address = np.frombuffer(value, np.uint8).__array_interface__["data"][0]
-    raw = ctypes.string_at(address - PAGE_HEADER, PAGE_HEADER)
-    return int.from_bytes(raw[:8], "little"), int.from_bytes(raw[10:12], "little")
 
 
 def _items(txn: Any, database: Any, start: bytes, keys_only: bool) -> Iterator[tuple[bytes, bytes]]:

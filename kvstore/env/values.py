@@ -1,4 +1,4 @@
-"""The first pages of values: looked at before LMDB looks at them.
+"""The first pages of values: their headers in memory, and in the file, where they are looked at before LMDB looks at them.
 
 Before LMDB frees a value, or puts another in its place, it reads the header of the value's first page, through its map: where
 a sector is bad there, the whole store would be taken for damaged. And it believes what stands there: a wrong number of
@@ -7,19 +7,62 @@ pages would free those of others.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import mmap
 import os
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from kvstore.records.constants import PAGE_HEADER, PAYLOAD_ALIGN
 
-__all__ = ["P_OVERFLOW", "ValuePages"]
+__all__ = ["P_OVERFLOW", "PageHead", "ValuePages"]
 
 _log = logging.getLogger("kvstore")
 
 P_OVERFLOW = 0x04  # in the flags of a page's header: the first page of a value
+_HEAD = struct.Struct("<QHHI")  # page number, padding, flags, pages
+_FLAGS_AT = 10
 _HEADER_BYTES = 64 << 10  # the most that a value's header may take before its payload begins
+
+
+class PageHead(NamedTuple):
+    """The header of a value's first page, as it lies in memory: MDB_page in LMDB 0.9's mdb.c.
+
+    Attributes
+    ----------
+    address : int
+        Where.
+    page : int
+        Number of the page, final as soon as the value is put.
+    flags : int
+        What kind of page it is.
+    pages : int
+        How many there are from this one on.
+    """
+
+    address: int
+    page: int
+    flags: int
+    pages: int
+
+    @classmethod
+    def of(cls, value: Any) -> PageHead:
+        """Read what LMDB has in front of a large value, given the value's bytes as LMDB hands them out."""
+        address = np.frombuffer(value, np.uint8).__array_interface__["data"][0] - PAGE_HEADER
+        page, _, flags, pages = _HEAD.unpack(ctypes.string_at(address, PAGE_HEADER))
+        return cls(address, page, flags, pages)
+
+    def encode(self, flags: int) -> bytes:
+        """The header with other flags, as it is written to the file."""
+        return _HEAD.pack(self.page, 0, flags, self.pages)
+
+    def add_flags(self, flags: int) -> None:
+        """Add flags in LMDB's memory. The value must still be where it was."""
+        ctypes.c_uint16.from_address(self.address + _FLAGS_AT).value |= flags
 
 
 class ValuePages:

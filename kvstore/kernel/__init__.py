@@ -14,6 +14,7 @@ from kvstore.kernel.restoring import FileSource, Restored, progress_end, progres
 from kvstore.kernel.rows import Rows, address_of
 from kvstore.kernel.watch import MapWatch, watch_here
 from kvstore.kernel.window import Window
+from kvstore.kernel.writes import Writes
 
 __all__ = [
     "SEGMENT_ALIGN",
@@ -26,6 +27,7 @@ __all__ = [
     "Restored",
     "Rows",
     "Window",
+    "Writes",
     "address_of",
     "check_destinations",
     "crc32c",

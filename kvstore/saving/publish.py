@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvstore import blocks as table
 from kvstore.blocks import PreparedBlock
 from kvstore.env import Writer, this_process
 from kvstore.radix import Grown, Path, Removed, checkpoints, cut_damage, grow, nodes, unfinished, walk
+from kvstore.records.block import Geometry
+from kvstore.saving.ahead import ComingRows
 from kvstore.saving.gather import merge_stored, release
 from kvstore.scope import NamespaceScope, SaveUnderWay
 
@@ -49,15 +51,23 @@ class Piece:
     """
 
     prompt: bytes
-    rows: dict[int, PreparedBlock]
+    rows: dict[int, PreparedBlock] | ComingRows
     states: StatesPiece | None = None
     save: SaveUnderWay = field(default_factory=SaveUnderWay)
     more: bool = False
 
     @property
     def blocks(self) -> list[PreparedBlock]:
-        """All blocks of the piece."""
-        return [*self.rows.values(), *(self.states.blocks if self.states is not None else ())]
+        """All blocks of the piece, once they are prepared."""
+        return [*self.rows.values(), *self._state_blocks]
+
+    @property
+    def _state_blocks(self) -> Sequence[PreparedBlock]:
+        return self.states.blocks if self.states is not None else ()
+
+    def most_pages(self, geometry: Geometry) -> int:
+        """The most pages that its blocks may take. Waits for none of them."""
+        return len(self.rows) * geometry.full_pages + sum(geometry.pages(block.value.nbytes) for block in self._state_blocks)
 
     @property
     def size(self) -> int:
@@ -66,12 +76,11 @@ class Piece:
 
     def release(self, scope: NamespaceScope) -> None:
         """Give the buffers of the blocks back. Nobody looks at the piece afterwards."""
-        release(scope, self.blocks)
+        rows = self.rows.had if isinstance(self.rows, ComingRows) else self.rows.values()
+        release(scope, [*rows, *self._state_blocks])
 
 
-def publish_piece(
-    scope: NamespaceScope, piece: Piece, *, durable: bool = True, before_commit: Callable[[], None] | None = None
-) -> Grown:
+def publish_piece(scope: NamespaceScope, piece: Piece, *, durable: bool = True) -> Grown:
     """Publish a piece.
 
     Walks the index anew: what another process has stored meanwhile is skipped, a node that is longer already is success.
@@ -80,8 +89,6 @@ def publish_piece(
     ----------
     durable : bool
         False where more pieces follow at once and the last of them is durable.
-    before_commit : callable, optional
-        Called when all is in the transaction; once more with each further try.
 
     Raises
     ------
@@ -102,7 +109,7 @@ def publish_piece(
         keep.clear()
         keep.update(node.node for node in path.nodes)
         _merge(scope, txn, piece, path, scope.store.bad(txn))
-        evicted.append(scope.store.make_room(txn, table.pages_to_put(txn, piece.blocks, scope.geometry), keep))
+        evicted.append(_make_room(scope, txn, piece, keep))
         root = scope.ensure_root(txn)  # making room may have taken the namespace's last session, and the root with it
         scope.store.mark_damaged(txn)  # merging may have found damage; what is put now heals it
         _begin_or_end(scope, txn, piece)
@@ -112,8 +119,6 @@ def publish_piece(
             _put_states(scope, txn, root, piece, piece.states, grown)
         elif piece.more:
             unfinished.note(txn, piece.save.save_id, grown.leaf, 0, this_process())
-        if before_commit is not None:
-            before_commit()
         return grown
 
     grown = scope.store.transact(work, keep, durable=durable)
@@ -124,6 +129,13 @@ def publish_piece(
     counters.written_bytes += grown.written_bytes
     counters.healed_blocks += grown.healed_blocks
     return grown
+
+
+def _make_room(scope: NamespaceScope, txn: Writer, piece: Piece, keep: set[int]) -> Removed:
+    """Evict what would lift the store above its limit. Where all of the piece fits in any case, no block is waited for."""
+    if scope.store.has_room(txn, piece.most_pages(scope.geometry)):
+        return Removed()
+    return scope.store.make_room(txn, table.pages_to_put(txn, piece.blocks, scope.geometry), keep)
 
 
 def _merge(scope: NamespaceScope, txn: Writer, piece: Piece, path: Path, bad: frozenset[bytes]) -> None:

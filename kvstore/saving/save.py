@@ -1,14 +1,13 @@
-"""Saving a session: walk, gather, publish, with the next pieces prepared while one commits."""
+"""Saving a session: walk, gather, publish, with what follows prepared meanwhile."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from kvstore import blocks as table
 from kvstore.arrays import Array, StreamArray
@@ -18,6 +17,7 @@ from kvstore.ids import ID_BYTES, TokenArray, token_bytes
 from kvstore.radix import checkpoints, walk
 from kvstore.records.node import split_ids
 from kvstore.records.states import pack_states, packed_states_bytes
+from kvstore.saving.ahead import Ahead
 from kvstore.saving.check import Comparison, compare_stored
 from kvstore.saving.gather import check_states, check_streams, gather_rows, gather_states, release
 from kvstore.saving.publish import Piece, StatesPiece, publish_piece, publish_states
@@ -28,7 +28,6 @@ __all__ = ["SaveResult", "Saver", "group_blocks", "stored_prefix", "touch_stored
 _log = logging.getLogger("kvstore")
 
 _BASE_LOST_TRIES = 3
-_PIECES_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,9 @@ class Saver:
         with scope.store.environment.reading() as txn:
             blocks = scope.geometry.full_pages
             limits = scope.store.limits(txn, blocks)
-        self._piece_tokens = max(limits.piece_pages // blocks, 1) * self._size
+        portions = max(limits.piece_pages // limits.portion_pages, 1)
+        self._portion_tokens = limits.portion_pages // blocks * self._size
+        self._piece_tokens = portions * self._portion_tokens
         self._single_pages = limits.single_pages
         self._piece_pages = limits.piece_pages
         self._new_blocks = self._written = 0
@@ -227,56 +228,41 @@ class Saver:
         finally:
             scope.store.give_up(save)
 
+    def _ahead(self, arrays: Mapping[str, StreamArray], origin: int, first: int) -> Ahead:
+        scope = self._scope
+        prepare = partial(gather_rows, scope, arrays, origin)
+        return Ahead(prepare, partial(release, scope), range(first, self._length, self._portion_tokens), self._size)
+
     def _publish_at_once(
         self, arrays: Mapping[str, StreamArray], origin: int, first: int, states: Mapping[str, Array] | None, packed: int
     ) -> None:
-        piece = Piece(self._prompt, gather_rows(self._scope, arrays, origin, first, self._length))
-        try:
-            if states is not None:
-                blocks = list(gather_states(self._scope, pack_states(self._scope.layout, states)))
-                piece.states = StatesPiece(blocks, packed, last=True)
-            self._count(piece)
-        finally:
-            piece.release(self._scope)
+        """Publish all in one transaction, which begins when the first blocks are prepared."""
+        with self._ahead(arrays, origin, first) as ahead:
+            piece = Piece(self._prompt, ahead.rows(first, self._length))
+            try:
+                if states is not None:
+                    blocks = list(gather_states(self._scope, pack_states(self._scope.layout, states)))
+                    piece.states = StatesPiece(blocks, packed, last=True)
+                self._count(piece)
+            finally:
+                piece.release(self._scope)
 
     def _publish_rows(self, arrays: Mapping[str, StreamArray], origin: int, first: int, save: SaveUnderWay, *, more: bool) -> None:
         """Publish rows in pieces; the next ones are prepared on another thread while one commits.
 
         Each commit waits for its own pages, and only the last one (unless there is `more`) for the page that makes them count.
         """
-
-        def prepare(start: int) -> Piece:
-            stop = min(start + self._piece_tokens, self._length)
-            rows = gather_rows(self._scope, arrays, origin, start, stop)
-            return Piece(self._prompt[: 4 * stop], rows, save=save, more=more or stop < self._length)
-
-        environment = self._scope.store.environment
-        starts = range(first, self._length, self._piece_tokens)
-        room = environment.reservation(-(-(self._length - first) // self._size) * self._scope.geometry.full_pages)
-        left = iter(starts)
-        ready: deque[Future[Piece]] = deque()
-        with ThreadPoolExecutor(1, thread_name_prefix="kvstore-gather") as executor:
-
-            def prepare_more() -> None:
-                """Have two pieces ready or under way. May be called again and again."""
-                while len(ready) < _PIECES_AHEAD and (start := next(left, None)) is not None:
-                    ready.append(executor.submit(prepare, start))
-
-            prepare_more()
-            try:
-                while ready:
-                    piece = ready.popleft().result()
-                    try:
-                        room.ahead(environment.end_bytes())
-                        # Not sooner than at the commit, which needs no interpreter: what prepares a piece needs it for a while,
-                        # and this thread would wait for it in the middle of a transaction.
-                        self._count(piece, durable=not piece.more, before_commit=prepare_more)
-                    finally:
-                        piece.release(self._scope)
-            finally:
-                for future in ready:
-                    if not future.cancel() and future.exception() is None:
-                        future.result().release(self._scope)
+        environment, length = self._scope.store.environment, self._length
+        room = environment.reservation(-(-(length - first) // self._size) * self._scope.geometry.full_pages)
+        with self._ahead(arrays, origin, first) as ahead:
+            for start in range(first, length, self._piece_tokens):
+                stop = min(start + self._piece_tokens, length)
+                piece = Piece(self._prompt[: 4 * stop], ahead.rows(start, stop), save=save, more=more or stop < length)
+                try:
+                    room.ahead(environment.end_bytes())
+                    self._count(piece, durable=not piece.more)
+                finally:
+                    piece.release(self._scope)
 
     def _publish_states(self, states: Mapping[str, Array], packed: int, save: SaveUnderWay) -> None:
         scope, before = self._scope, 0
@@ -289,8 +275,8 @@ class Saver:
             finally:
                 release(scope, group)
 
-    def _count(self, piece: Piece, *, durable: bool = True, before_commit: Callable[[], None] | None = None) -> None:
-        grown = publish_piece(self._scope, piece, durable=durable, before_commit=before_commit)
+    def _count(self, piece: Piece, *, durable: bool = True) -> None:
+        grown = publish_piece(self._scope, piece, durable=durable)
         self._new_blocks += grown.new_blocks
         self._written += grown.written_bytes
 

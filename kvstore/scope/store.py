@@ -26,6 +26,7 @@ from kvstore.eviction import (
     Victims,
     evict_to,
     free_some,
+    has_room,
     make_room,
 )
 from kvstore.radix import CheckpointPolicy, Removed, Swept, find_disagreements, nodes, set_right, sweep, unfinished
@@ -212,6 +213,10 @@ class StoreScope:
         if self._roots.version != version:
             self._roots = Roots.read(txn, version)
         return self._roots
+
+    def has_room(self, txn: Writer, pages: int) -> bool:
+        """Whether so many more pages fit without evicting anything."""
+        return has_room(txn, self.limits(txn), pages)
 
     def make_room(self, txn: Writer, pages: int, keep: set[int]) -> Removed:
         """Evict, inside a transaction, what would lift the store above its limit; to be counted once it is committed.

@@ -150,7 +150,7 @@ def test_fault_that_the_library_only_logged_is_told(tmp_path: Path) -> None:
     with running(tmp_path, "hybrid", limit=20 << 20) as process:
         _, said = process.communicate(timeout=_PATIENCE)
     assert process.returncode == 1, said
-    assert re.search("hybrid broke off: AssertionError: a cascade of .*; kvstore logged: .* DiskError", said), said
+    assert re.search("hybrid broke off: AssertionError: a cascade of .*; kvstore logged: .* StoreFullError", said), said
     record = records(tmp_path)["hybrid"]
     assert record["targets"], "what was measured before is lost"
     assert no_scratch(tmp_path)
