@@ -83,8 +83,8 @@ class Limits:
 
     @property
     def single_pages(self) -> int:
-        """Up to how many pages a save is one transaction: about 48 MiB, less in a small file."""
-        return self._near(48 << 20)
+        """Up to how many pages a save is one transaction: about 48 MiB, less in a small file; three fit beside what is live."""
+        return max(self.piece_pages, min(self._near(48 << 20), self.map_pages // 48))
 
     def _near(self, size: int) -> int:
         """Pages of as many whole blocks as come nearest to `size` bytes: a 4 MiB block and its header take 129 pages."""

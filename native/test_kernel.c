@@ -411,9 +411,17 @@ static void test_writes(void) {
     fclose(file);
     kvs_writes *w = kvs_writes_start(-1);
     CHECK(w && !kvs_writes_wait(w));
-    for (int i = 0; i < 3; i++) CHECK(!kvs_writes_add(w, "", 0, (uintptr_t) "abc", 3, 0));
-    CHECK(kvs_writes_wait(w) == EBADF && kvs_writes_wait(w) == EBADF);
+    CHECK(!kvs_writes_add(w, "", 0, (uintptr_t) "abc", 3, 0) && kvs_writes_wait(w) == EBADF);
     kvs_writes_end(w);
+    file = tmpfile();
+    CHECK(file && (w = kvs_writes_start(fileno(file))));
+    for (int64_t offset = 2; offset > -3; offset -= 2) /* the third is no place in a file, and the fourth comes behind it */
+        CHECK(!kvs_writes_add(w, "", 0, (uintptr_t) "abc", 3, offset));
+    CHECK(!kvs_writes_add(w, "", 0, (uintptr_t) "abc", 3, 5));
+    CHECK(kvs_writes_wait(w) == EINVAL && kvs_writes_wait(w) == EINVAL);
+    kvs_writes_end(w);
+    CHECK(lseek(fileno(file), 0, SEEK_END) == 5);
+    fclose(file);
 }
 
 int main(int count, char **arguments) {

@@ -48,13 +48,22 @@ static int write_part(int fd, const run *r, size_t from, size_t to) {
     return 0;
 }
 
+/*
+ * Has the disk begin with what was written. Returns 0, or the errno of a file system that finds no place for it now: it may
+ * not say so again to who waits later. One that knows no such call begins when it is waited for.
+ */
+static int begin(int fd, int64_t offset, int64_t length) {
+    if (!sync_file_range(fd, offset, length, SYNC_FILE_RANGE_WRITE)) return 0;
+    return errno == ENOSYS || errno == EINVAL || errno == ESPIPE || errno == EOPNOTSUPP || errno == EINTR ? 0 : errno;
+}
+
 static int write_run(int fd, const run *r) {
     for (size_t from = 0; from < r->length;) {
         const size_t to = r->length - from > STEP ? from + STEP : r->length;
         const int error = write_part(fd, r, from, to);
         if (error) return error;
-        /* a hint: who needs the bytes on the disk waits for them, and learns then of a disk that fails */
-        (void)sync_file_range(fd, r->offset + (int64_t)from, (int64_t)(to - from), SYNC_FILE_RANGE_WRITE);
+        const int refused = begin(fd, r->offset + (int64_t)from, (int64_t)(to - from));
+        if (refused) return refused;
         from = to;
     }
     return 0;

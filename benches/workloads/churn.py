@@ -263,8 +263,8 @@ BENCH = Bench(
     _run,
     _METHOD,
     """\
-Saves at the cap are slower than plain writes. Each is a session of its own, shorter than that of `save`, with two syncs for
-each piece of 8 MiB; each piece also evicts what it needs room for, in its own transaction, so the records of what goes are written
+Saves at the cap are slower than plain writes. Each is a session of its own, shorter than that of `save`, with a sync for
+each piece of 16 MiB; each piece also evicts what it needs room for, in its own transaction, so the records of what goes are written
 too; and the space that it gets lies in several places of the file, where the plain file is written from its beginning to its end.
 What was tried for it is told in [architecture.md](architecture.md#space).""",
 )

@@ -400,5 +400,5 @@ BENCH = Bench(
     """\
 What a restore takes beside the copy is the lease and the sums of all bytes. Sums cost little where the processor computes them
 much faster than it copies; the benchmark `limits` has both speeds. A cascade is a transaction that hashes and sums what it
-writes; states that are longer than 8 MiB become durable in several, each with two syncs.""",
+writes; states that don't fit into one of 48 MiB follow in several, each with a sync.""",
 )

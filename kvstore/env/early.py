@@ -41,13 +41,14 @@ class EarlyValues:
         Bytes of a page of LMDB.
     """
 
-    __slots__ = ("_begun", "_fd", "_page_bytes", "_writes")
+    __slots__ = ("_begun", "_fd", "_held", "_page_bytes", "_writes")
 
     def __init__(self, fd: int, page_bytes: int) -> None:
         self._fd = fd
         self._page_bytes = page_bytes
         self._writes: Writes | None = None
-        self._begun: dict[bytes, tuple[PageHead, memoryview]] = {}
+        self._begun: dict[bytes, PageHead] = {}
+        self._held: list[memoryview] = []  # what is read by the thread
 
     @staticmethod
     def possible(fd: int) -> bool:
@@ -74,8 +75,9 @@ class EarlyValues:
             self._writes = Writes.start(self._fd)
         if self._writes is not None:
             address = np.frombuffer(value, np.uint8).__array_interface__["data"][0]
+            self._held.append(value)
             self._writes.add(head.encode(P_OVERFLOW), address - PAGE_HEADER, length, head.page * self._page_bytes)
-            self._begun[key] = head, value
+            self._begun[key] = head
 
     def finish(self, look: Callable[[bytes], Any]) -> None:
         """Wait for all of them and keep LMDB from writing them again. Right before the commit.
@@ -93,18 +95,18 @@ class EarlyValues:
         if self._writes is None:
             return
         error = self._writes.wait()
-        self._writes.end()
-        self._writes = None
+        self.end()
         if error:
             raise OSError(error, os.strerror(error))
-        for key, (head, _) in self._begun.items():
+        for key, head in self._begun.items():
             value = look(key)
             if value is not None and PageHead.of(value) == head:  # not where it was deleted, or written by LMDB meanwhile
                 head.add_flags(_P_KEEP)
         self._begun.clear()
 
     def end(self) -> None:
-        """Wait, and write no more. Before the transaction is aborted. Idempotent."""
+        """Wait, and write no more. Before the transaction is aborted, and before anybody else may write. Idempotent."""
         if self._writes is not None:
             self._writes.end()
             self._writes = None
+        self._held.clear()

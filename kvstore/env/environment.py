@@ -244,6 +244,13 @@ class Environment:
             early = EarlyValues(self._writer_fd, self.page_bytes) if EarlyValues.possible(self._writer_fd) else None
             writer = Writer(self._lmdb, self.db, self.page_bytes, self._values, early)
         try:
+            yield from self._committed(writer, durable)
+        finally:
+            if early is not None and not self.forked:
+                early.end()  # whatever has interrupted what: nothing is written once the lock is given up
+
+    def _committed(self, writer: Writer, durable: bool) -> Iterator[Writer]:
+        try:
             yield writer
             if writer.damage:  # so that it is set right, whoever comes to it and however late
                 writer.put(writer.db.meta, SWEEP_KEY, encode_sweep())

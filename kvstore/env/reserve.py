@@ -13,7 +13,7 @@ import os
 __all__ = ["Reservation"]
 
 _STEP = 64 << 20
-_LOW = 16 << 20  # the next step is taken while this much of the last one is left: two pieces of a save
+_LOW = 32 << 20  # the next step is taken while this much of the last one is left: two pieces of a save
 _FREE_SHARE = 16  # a step is at most this part of what is free: the last space of a disk is for whoever writes
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 

@@ -69,7 +69,7 @@ _DAMAGE = (
 )
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 _TOO_MANY = (errno.EMFILE, errno.ENFILE)
 _FAILED = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EROFS, errno.EREMOTEIO)
 
@@ -257,9 +257,11 @@ class Writer:
     def abort(self) -> None:
         """Undo everything. Idempotent. In a forked child it does nothing."""
         if self._pid == os.getpid():
-            if self._early is not None:
-                self._early.end()
-            self.txn.abort()
+            try:
+                if self._early is not None:
+                    self._early.end()
+            finally:
+                self.txn.abort()
 
     def get(self, key: bytes, db: Any) -> bytes | None:
         """Read a record as bytes; None when there is none. Not for blocks: see `value_start`."""
@@ -290,7 +292,7 @@ class Writer:
         return self._values is None or key in self.placed or self._values.sound(payload, pages)
 
     def put_block(self, key: bytes, value: memoryview) -> int:
-        """Store a block's value; return the file offset at which it starts. It is on its way there when this returns.
+        """Store a block's value; return the file offset at which it starts. A large one is on its way there when this returns.
 
         Its page number is final as soon as it is put (LMDB writes it in front of the value). The memory stays the caller's, and
         must not change before the transaction has ended.

@@ -62,8 +62,8 @@ class ComingRows(Mapping[int, PreparedBlock]):
 class Ahead:
     """Prepares the blocks of a save, in portions, so that a few are ready or under way beyond those that were handed out.
 
-    A context manager: at its end what nobody asked for is given back. A single portion is prepared right at its beginning, which
-    takes less than a thread does.
+    A context manager: at its end what nobody asked for is given back. A single portion is prepared by who asks for it, which takes
+    less than a thread does; and so are all where there is no thread to be had, as at the interpreter's end.
 
     Parameters
     ----------
@@ -89,39 +89,60 @@ class Ahead:
         self._stop = positions.stop
         self._step = positions.step
         self._size = block_tokens
-        self._portions = len(positions)
-        self._left = iter(positions)
+        self._left = deque(positions)
+        self._threaded = len(positions) > 1
         self._coming: deque[Future[dict[int, PreparedBlock]]] = deque()
+        self._ready: deque[dict[int, PreparedBlock]] = deque()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="kvstore-gather")
 
     def __enter__(self) -> Ahead:
-        if self._portions == 1:
-            only: Future[dict[int, PreparedBlock]] = Future()
-            only.set_result(self._prepare(next(self._left), self._stop))
-            self._coming.append(only)
-        self._prepare_more()
+        try:
+            self._prepare_more()
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._left = iter(())
+        self._end()
+
+    def _end(self) -> None:
+        self._left.clear()
         with self._executor:
             for future in self._coming:
                 if not future.cancel() and future.exception() is None:
-                    self._release(future.result().values())
+                    self._ready.append(future.result())
+        for portion in self._ready:
+            self._release(portion.values())
 
     def rows(self, start: int, stop: int) -> ComingRows:
         """The blocks of [start, stop), which is a whole number of portions or ends where the save does.
 
         Returns when the first of them are prepared, so that nobody waits for those with a lock held.
         """
-        wait(tuple(self._coming)[:1])
+        if self._coming:
+            wait([self._coming[0]])
+        elif self._left and not self._ready:
+            self._ready.append(self._prepare_at(self._left.popleft()))
         return ComingRows(range(start // self._size, -(-stop // self._size)), self._following)
 
     def _following(self) -> dict[int, PreparedBlock]:
+        if self._ready:
+            return self._ready.popleft()
+        if not self._coming:
+            return self._prepare_at(self._left.popleft())
         future = self._coming.popleft()
         self._prepare_more()
         return future.result()
 
+    def _prepare_at(self, start: int) -> dict[int, PreparedBlock]:
+        return self._prepare(start, min(start + self._step, self._stop))
+
     def _prepare_more(self) -> None:
-        while len(self._coming) < _PORTIONS_AHEAD and (start := next(self._left, None)) is not None:
-            self._coming.append(self._executor.submit(self._prepare, start, min(start + self._step, self._stop)))
+        while self._threaded and self._left and len(self._coming) < _PORTIONS_AHEAD:
+            try:
+                self._coming.append(self._executor.submit(self._prepare_at, self._left[0]))
+            except RuntimeError:  # too many threads, or the interpreter is going down
+                self._threaded = False
+            else:
+                self._left.popleft()

@@ -142,8 +142,10 @@ def _merge(scope: NamespaceScope, txn: Writer, piece: Piece, path: Path, bad: fr
     """Let the block in which the stored prefix ends begin with the stored rows, if it doesn't yet."""
     size = scope.layout.block_tokens
     base, upto = path.matched, len(piece.prompt) // 4
-    block = piece.rows.get(base // size)
-    if base == upto or block is None or not base % size or block.merged == base % size:
+    if base == upto or not base % size or base // size not in piece.rows:
+        return
+    block = piece.rows[base // size]
+    if block.merged == base % size:
         return
     stored = path.partial_block(base, size)
     if stored not in bad:

@@ -13,7 +13,7 @@ from kvstore import Store
 from kvstore.env import Environment
 from kvstore.env.early import EarlyValues
 from kvstore.records.constants import PAGE_HEADER
-from tests.support import CAP, assert_restores, assert_sound, restored, run_child, save, wide_layout
+from tests.support import CAP, assert_restores, assert_sound, data_file, restored, run_child, save, wide_layout
 
 from .witness import PRELOADED, build, read
 
@@ -56,10 +56,35 @@ def test_each_byte_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         writes = [note for note in notes[start:stop] if note.kind == "w"]
         total = sum(len(note.data) for note in writes)
         assert 64 * 4096 < total < 64 * 4096 + 16 * 32768, total  # the block, its header's page, pages of the index
-        waits = "".join(note.kind for note in notes[start:stop])
-        large = [place for place, note in enumerate(notes[start:stop]) if note.kind == "w" and len(note.data) > 64 * 4096]
-        assert len(large) == 1
-        assert large[0] < waits.index("s")  # on its way before anything waits
+        assert sum(len(note.data) > 64 * 4096 for note in writes) == 1
+
+
+def test_on_its_way_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large value is written while its transaction goes on, at the place that was told; a small one with the commit."""
+    library = build(tmp_path)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    monkeypatch.setenv("WITNESS_NOTES", str(tmp_path / "notes"))
+    code = f"""
+    from pathlib import Path
+    from tests.env.test_early import value
+    notes = Path(os.environ["WITNESS_NOTES"])
+    with Store.open(path, max_bytes=CAP) as store, store._scope.environment.write(5.0) as txn:
+        mark(1)
+        before = notes.stat().st_size
+        small = txn.put_block(b"s" * 32, value(1, {SHORT}))
+        large = txn.put_block(b"l" * 32, value(2, {LONG}))
+        wait_until(lambda: notes.stat().st_size > before + {LONG})
+        mark(large)
+        mark(small)
+    """
+    run_child(PRELOADED + textwrap.dedent(code), tmp_path / "s")
+    notes = read(tmp_path / "notes")
+    first, second, third = (place for place, note in enumerate(notes) if note.kind == "m")
+    (early,) = notes[first + 1 : second]
+    assert (early.kind, early.offset) == ("w", notes[second].offset - PAGE_HEADER)
+    assert early.data[PAGE_HEADER:] == value(2)
+    assert any(note.kind == "w" and bytes(value(1, SHORT)) in note.data for note in notes[third:])
+    assert not any(note.kind == "w" and bytes(value(2))[:4096] in note.data for note in notes[third:])
 
 
 def test_a_value_that_goes_again(tmp_path: Path) -> None:
@@ -98,15 +123,18 @@ def test_a_transaction_that_is_undone(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s", max_bytes=CAP) as store:
         namespace, environment = store.namespace(wide_layout()), store._scope.environment
         save(namespace, list(range(200)))
+        sizes = []
         for turn in range(3):
             with pytest.raises(KeyError), environment.write(5.0) as txn:
-                places = [txn.put_block(bytes([turn, number]) * 16, value(number)) for number in range(5)]
+                for number in range(5):
+                    txn.put_block(bytes([turn, number]) * 16, value(number))
                 raise KeyError(turn)
             with environment.reading() as reader:
                 assert all(reader.get(bytes([turn, number]) * 16, reader.db.blocks) is None for number in range(5))
             save(namespace, [9, turn, *range(200)])
             assert_restores(namespace, [9, turn, *range(200)], 202)
-            assert min(places) > PAGE_HEADER
+            sizes.append(data_file(tmp_path / "s").stat().st_size)
+        assert sizes[-1] - sizes[0] < 3 << 20, sizes  # two sessions of four blocks, and not ten values as well
         assert_restores(namespace, list(range(200)), 200)
         assert_sound(store)
 

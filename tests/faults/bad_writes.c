@@ -106,4 +106,7 @@ int fallocate64(int fd, int mode, off64_t offset, off64_t length) {
 int ftruncate(int fd, off_t length) { return judge(fd, 0) == GOOD ? NEXT(ftruncate)(fd, length) : (errno = error, -1); }
 int ftruncate64(int fd, off64_t length) { return judge(fd, 0) == GOOD ? NEXT(ftruncate64)(fd, length) : (errno = error, -1); }
 int fdatasync(int fd) { return judge(fd, 1) == GOOD ? NEXT(fdatasync)(fd) : (errno = error, -1); }
+int sync_file_range(int fd, off64_t offset, off64_t length, unsigned flags) {
+    return judge(fd, 1) == GOOD ? NEXT(sync_file_range)(fd, offset, length, flags) : (errno = error, -1);
+}
 int fsync(int fd) { return judge(fd, 1) == GOOD ? NEXT(fsync)(fd) : (errno = error, -1); }

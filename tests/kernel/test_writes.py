@@ -78,12 +78,19 @@ def test_in_order(fd: int) -> None:
 def test_nothing_behind_a_failure(fd: int, tmp_path: Path) -> None:
     """The first write that fails is reported each time, and nothing is written behind it."""
     data = np.full(100, 7, np.uint8)
+    queue = started(fd)
+    queue.add(b"", address(data), 10, 0)
+    queue.add(b"", 4096, 100, 10)  # where nothing is mapped
+    queue.add(b"", address(data), data.size, 10)
+    assert queue.wait() == errno.EFAULT
+    queue.add(b"", address(data), data.size, 10)
+    assert queue.wait() == errno.EFAULT
+    queue.end()
+    assert os.pread(fd, 200, 0) == bytes([7]) * 10
     (tmp_path / "other").write_bytes(b"old")
     reading = os.open(tmp_path / "other", os.O_RDONLY)
     try:
         queue = started(reading)
-        queue.add(b"", address(data), data.size, 0)
-        assert queue.wait() == errno.EBADF
         queue.add(b"", address(data), data.size, 0)
         assert queue.wait() == errno.EBADF
         queue.end()

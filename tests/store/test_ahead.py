@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvstore import Store
+from kvstore import SaveResult, Store
 from kvstore.env import Environment, Writer
 from kvstore.records.constants import PAGE_HEADER, PAYLOAD_ALIGN
 from kvstore.staging import BufferPool
-from tests.support import assert_restores, assert_sound, restored, save, wide_layout
+from tests.support import assert_restores, assert_sound, restored, run_child, save, wide_layout
 
-CAP = 640 << 20  # a transaction may write 20 MiB of it
+CAP = 1 << 30  # a save of up to 21 MiB is one transaction
 TOKENS = list(range(9 * 128))  # nine blocks of 2 MiB, two a portion
 
 
@@ -100,11 +101,13 @@ def test_what_others_have_stored_meanwhile(tmp_path: Path) -> None:
         namespace = store.namespace(wide_layout(16384, 128))
         pool = store._scope.pool = Watched()
         tokens = list(range(27 * 128))
-        saving = [threading.Thread(target=save, args=(namespace, tokens)) for _ in range(2)]
+        results: list[SaveResult] = []
+        saving = [threading.Thread(target=lambda: results.append(save(namespace, tokens))) for _ in range(2)]
         for thread in saving:
             thread.start()
         for thread in saving:
             thread.join()
+        assert [result.tokens for result in results] == [len(tokens)] * 2
         assert pool.out == 0
         assert store.stats().blocks == 27
         assert_restores(namespace, tokens, len(tokens))
@@ -120,7 +123,48 @@ def test_at_the_cap(tmp_path: Path) -> None:
             save(namespace, tokens)
             assert_restores(namespace, tokens, len(tokens))
         assert store._scope.counters.evicted_nodes
-        before = store._scope.counters.evicted_nodes
-        save(namespace, sessions[-1])
-        assert store._scope.counters.evicted_nodes == before
+        before, stored = store._scope.counters.evicted_tokens, store.stats().blocks
+        longer = sessions[-1] + list(range(70_000, 70_000 + 9 * 32))
+        save(namespace, longer)
+        assert store._scope.counters.evicted_tokens - before <= 2 * 9 * 32  # what it needs, and the rest of a session
+        assert store.stats().blocks >= stored - 9
+        assert_restores(namespace, longer, len(longer))
+        assert_sound(store)
+
+
+def test_where_no_thread_is_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the interpreter starts no thread any more, a save prepares its blocks itself: in one transaction, and in pieces."""
+
+    def refused(self: ThreadPoolExecutor, *args: Any, **options: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    with Store.open(tmp_path / "s", max_bytes=CAP) as store:
+        namespace = store.namespace(wide_layout(16384, 128))
+        pool = store._scope.pool = Watched()
+        with monkeypatch.context() as patch:
+            patch.setattr(ThreadPoolExecutor, "submit", refused)
+            for tokens in (TOKENS[:200], TOKENS, [7, *range(27 * 128)]):
+                save(namespace, tokens)
+        assert pool.out == 0
+        for tokens in (TOKENS[:200], TOKENS, [7, *range(27 * 128)]):
+            assert_restores(namespace, tokens, len(tokens))
+        assert_sound(store)
+
+
+EXIT = """
+import atexit
+store = Store.open(path, max_bytes=1 << 30)
+namespace = store.namespace(wide_layout(16384, 128))
+def last():
+    save(namespace, list(range(9 * 128)))
+    store.close()
+atexit.register(last)
+"""
+
+
+def test_a_save_at_the_interpreters_end(tmp_path: Path) -> None:
+    """A server that saves as it goes down is not too late for a save of several portions."""
+    run_child(EXIT, tmp_path / "s")
+    with Store.open(tmp_path / "s") as store:
+        assert_restores(store.namespace(wide_layout(16384, 128)), TOKENS, len(TOKENS))
         assert_sound(store)
