@@ -269,7 +269,7 @@ def _demo(paths: Sequence[Path]) -> str:
     )
     on = first["machine"]
     return (
-        f"`make demo` on {on['cores']} cores of {on['cpu']}: {on['model']} ({first['token_bytes']:,} bytes of KV a token), three "
+        f"`make demo` on {on['cores']} cores of {on['cpu']}: {on['model']} ({first['token_bytes']:,.0f} bytes of KV a token), three "
         "sessions that begin alike, each server process a new one.\nSeconds to the first token:\n\n"
         + _table(heads, ("---",) * len(heads), rows)
         + f"\n\nNearly all of the promoted time is the model reading the {_range([row['read'] for row in turns], 'd')} new tokens: "
