@@ -269,8 +269,8 @@ def _demo(paths: Sequence[Path]) -> str:
     )
     on = first["machine"]
     return (
-        f"`make demo` on {on['cores']} cores of {on['cpu']}: {on['model']} ({first['token_bytes']:,.0f} bytes of KV a token), three "
-        "sessions that begin alike, each server process a new one.\nSeconds to the first token:\n\n"
+        f"`make demo` on {on['cores']} cores of {on['cpu']}: {on['model']} ({first['token_bytes']:,.0f} bytes of KV a token), "
+        "three sessions that begin alike, each server process a new one.\nSeconds to the first token:\n\n"
         + _table(heads, ("---",) * len(heads), rows)
         + f"\n\nNearly all of the promoted time is the model reading the {_range([row['read'] for row in turns], 'd')} new tokens: "
         f"the restore itself takes {1e3 * f['restore_seconds_mean']:.0f} ms.\n"
