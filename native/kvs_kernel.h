@@ -186,8 +186,8 @@ int kvs_map_close(uint64_t address, size_t length);
 /*
  * Watches LMDB's map of a file, [address, address + length), whole pages of the system, whose trees have pages of `page` bytes:
  * while it is watched, a page that the disk can't deliver, or that the file doesn't have any more, is replaced by one
- * of memory, where touching it would be a signal. Every walk through such a page ends in an error of LMDB's, or at records
- * that are empty. The process's handler for SIGBUS is ours meanwhile.
+ * of memory, where touching it would be a signal; and with it the one in which the file was cut off. Every walk through such a
+ * page ends in an error of LMDB's, or at records that are empty. The process's handler for SIGBUS is ours meanwhile.
  *
  * Before anybody sees such a page it is counted, and the descriptor `writer`, by which LMDB writes (-1 for none), is made
  * a copy of `reader`, which may only read: what was read from such a page can be in no commit from then on. Both stay
@@ -319,7 +319,10 @@ void kvs_read_headers(int fd, size_t count, const int64_t *offsets, const char *
  */
 typedef struct kvs_writes kvs_writes;
 
-/* `fd` stays the caller's, open until kvs_writes_end. NULL where there is no memory or no thread to be had. */
+/*
+ * `fd` stays the caller's, open until kvs_writes_end. Nothing is written once the file is shorter than it was here: what lies
+ * between its new end and what was written would read as zeros. NULL where there is no memory or no thread to be had.
+ */
 kvs_writes *kvs_writes_start(int fd);
 
 /*

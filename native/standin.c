@@ -17,6 +17,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -31,6 +32,7 @@ enum {
     LEAF = 2,
     META_PAGES = 2,
     NODE = 8, /* bytes in front of a key: four numbers of 16 bits */
+    KEY = 8,  /* bytes that the free list's keys are compared by, whatever their length says */
 
     /* Each stand-in is a map of the process, of which there are some 65,000. Where very much is lost, more is given up at once. */
     MANY = 1024,
@@ -43,6 +45,7 @@ typedef struct watched {
     atomic_uintptr_t low, high; /* low is 0 where nothing is watched */
     _Atomic uint64_t lost;
     atomic_size_t page; /* of LMDB */
+    atomic_size_t tail; /* what was put there last behind the end of a file that was cut off: offset, 0 for none */
     atomic_int reader, writer;
 } watched;
 
@@ -57,14 +60,17 @@ UNSEEN static uint16_t *halves(char *p) { return (uint16_t *)(void *)p; }
 
 /* The beginning of a page: whoever reads it as a branch or as a leaf finds `size / 2` ways on, all of them to one node. */
 UNSEEN static void make_header(char *p, uint64_t number, size_t size) {
-    const size_t node = (size < 32768 ? size : 32768) - NODE;
+    const size_t node = (size < 32768 ? size : 32768) - NODE - KEY;
     for (int i = 0; i < 4; i++) halves(p)[i] = (uint16_t)(number >> 16 * i);
     halves(p)[4] = 0;
     halves(p)[FLAGS_AT / 2] = BRANCH | LEAF;
     halves(p)[6] = halves(p)[7] = (uint16_t)node; /* no free space */
     for (size_t at = PAGE_HEADER; at < node; at += 2) halves(p)[at / 2] = (uint16_t)node;
-    /* as a leaf's, an empty record under an empty key; as a branch's, one that leads to page 2^47 */
-    halves(p + node)[0] = halves(p + node)[1] = halves(p + node)[3] = 0;
+    /*
+     * As a leaf's, an empty record under an empty key; as a branch's, one that leads to page 2^47. Nothing is less than its key,
+     * a number of 0 for who doesn't look at lengths: LMDB ends the process where all of a branch's keys are greater than its own.
+     */
+    for (size_t i = 0; i < (NODE + KEY) / 2; i++) halves(p + node)[i] = 0;
     halves(p + node)[2] = 0x8000;
 }
 
@@ -101,6 +107,18 @@ static bool place(uintptr_t map, size_t offset, size_t length, size_t page, int 
     return false;
 }
 
+/*
+ * A file that was cut off in the middle of one of the system's pages has zeros behind its end in it, which are no fault. As
+ * nodes of a branch they lead to page 0, which is neither branch nor leaf. So that page is replaced with the first that is lost.
+ */
+static void place_tail(watched *w, uintptr_t low, uintptr_t high, size_t lost, size_t page, int reader) {
+    struct stat file;
+    if (fstat(reader, &file) || (uintmax_t)file.st_size > lost) return; /* a bad sector */
+    const size_t size = (size_t)file.st_size, tail = size / system_page * system_page;
+    if (tail == size || tail / page < META_PAGES || tail >= high - low || atomic_exchange(&w->tail, tail) == tail) return;
+    place(low, tail, system_page, page, reader);
+}
+
 bool kvs_stand_in(uintptr_t address) {
     for (int i = 0; i < KVS_MAX_WATCHED; i++) {
         watched *w = &maps[i];
@@ -120,6 +138,7 @@ bool kvs_stand_in(uintptr_t address) {
         if (writer >= 0) syscall(SYS_dup3, reader, writer, O_CLOEXEC);
         const size_t unit = lost < MANY ? system_page : MANY_BYTES, offset = (address - low) / unit * unit;
         const size_t left = high - low - offset;
+        place_tail(w, low, high, address - low, page, reader);
         const bool placed = place(low, offset, left < unit ? left : unit, page, reader);
         errno = saved;
         return placed;
@@ -142,6 +161,7 @@ int kvs_watch(uint64_t address, size_t length, size_t page, int reader, int writ
     if (i < KVS_MAX_WATCHED) {
         kvs_guard_hold();
         atomic_store(&maps[i].lost, 0);
+        atomic_store(&maps[i].tail, 0);
         set(&maps[i], (uintptr_t)address, (uintptr_t)address + length, page, reader, writer);
     }
     pthread_mutex_unlock(&lock);

@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { PAGE = 32768, PAGES = 8, BYTES = PAGE * PAGES, HEADER = 16, BRANCH = 1, LEAF = 2, NODE_END = 4096 - 8 };
+enum { PAGE = 32768, PAGES = 8, BYTES = PAGE * PAGES, HEADER = 16, BRANCH = 1, LEAF = 2, NODE_AT = 4096 - 16 };
 
 typedef struct opened {
     char path[64];
@@ -50,9 +50,9 @@ static const volatile uint16_t *at(const opened *f, size_t offset) {
 static void check_header(const opened *f, size_t page) {
     const volatile uint16_t *p = at(f, page * PAGE);
     CHECK(p[0] == page && !p[1] && !p[2] && !p[3]);
-    CHECK(p[5] == (BRANCH | LEAF) && p[6] == NODE_END && p[7] == NODE_END);
-    for (int i = HEADER / 2; i < NODE_END / 2; i++) CHECK(p[i] == NODE_END);
-    CHECK(!p[NODE_END / 2] && !p[NODE_END / 2 + 1] && p[NODE_END / 2 + 2] == 0x8000 && !p[NODE_END / 2 + 3]);
+    CHECK(p[5] == (BRANCH | LEAF) && p[6] == NODE_AT && p[7] == NODE_AT);
+    for (int i = HEADER / 2; i < NODE_AT / 2; i++) CHECK(p[i] == NODE_AT);
+    for (int i = 0; i < 8; i++) CHECK(p[NODE_AT / 2 + i] == (i == 2 ? 0x8000 : 0)); /* and a key of 0 behind it */
 }
 
 static void check_all(const opened *f, size_t from, size_t to, uint16_t value) {
@@ -88,6 +88,29 @@ static void test_contents(void) {
     CHECK(!ftruncate(again, 0));
     check_all(&f, 0, 2 * PAGE, 0);
     close(again);
+    kvs_watch_end(watch);
+    end(&f);
+}
+
+/* The page in which a file was cut off has zeros behind the end: with the first fault behind it, it's replaced as well. */
+static void test_tail(void) {
+    opened f = make(1u << 3 | 1u << 4 | 1u << 5);
+    const int watch = kvs_watch(f.map, BYTES, PAGE, f.reader, -1);
+    CHECK(watch >= 0);
+    CHECK(!ftruncate(f.fd, 5 * PAGE + 6)); /* in a header */
+    CHECK(*at(&f, 5 * PAGE) == 0x7777 && !*at(&f, 5 * PAGE + 10) && kvs_watch_lost(watch) == 0);
+    check_all(&f, 5 * PAGE + 4096, 5 * PAGE + 8192, 16);
+    check_header(&f, 5);
+    CHECK(!ftruncate(f.fd, 3 * PAGE + 4096 + 2)); /* in the middle of a branch */
+    CHECK(*at(&f, 3 * PAGE + 4096) == 0x7777 && !*at(&f, 3 * PAGE + 4096 + 2));
+    check_header(&f, 4);
+    check_all(&f, 3 * PAGE + 4096, 3 * PAGE + 8192, 16);
+    CHECK(!ftruncate(f.fd, 2 * PAGE + 8192 + 8)); /* in the middle of a leaf */
+    check_header(&f, 3);
+    check_all(&f, 2 * PAGE + 8192, 2 * PAGE + 12288, 0);
+    check_all(&f, 2 * PAGE + 12, 2 * PAGE + 8192, 0x7777);
+    CHECK(!ftruncate(f.fd, 100)); /* a meta page's bytes stay as they are */
+    CHECK(!*at(&f, PAGE) && *at(&f, 0) == 0x7777);
     kvs_watch_end(watch);
     end(&f);
 }
@@ -255,6 +278,7 @@ static void test_others(void) {
 
 void test_standin(void) {
     test_contents();
+    test_tail();
     test_many();
     test_threads();
     test_others();

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 
@@ -24,6 +25,7 @@ typedef struct run {
 
 struct kvs_writes {
     int fd;
+    off_t size; /* of the file in the beginning */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -57,12 +59,15 @@ static int begin(int fd, int64_t offset, int64_t length) {
     return errno == ENOSYS || errno == EINVAL || errno == ESPIPE || errno == EOPNOTSUPP || errno == EINTR ? 0 : errno;
 }
 
-static int write_run(int fd, const run *r) {
+static int write_run(const kvs_writes *w, const run *r) {
     for (size_t from = 0; from < r->length;) {
         const size_t to = r->length - from > STEP ? from + STEP : r->length;
-        const int error = write_part(fd, r, from, to);
+        struct stat file;
+        if (fstat(w->fd, &file)) return errno;
+        if (file.st_size < w->size) return EIO; /* it was cut off */
+        const int error = write_part(w->fd, r, from, to);
         if (error) return error;
-        const int refused = begin(fd, r->offset + (int64_t)from, (int64_t)(to - from));
+        const int refused = begin(w->fd, r->offset + (int64_t)from, (int64_t)(to - from));
         if (refused) return refused;
         from = to;
     }
@@ -78,7 +83,7 @@ static void *work(void *context) {
         if (!r) break;
         int error = w->error;
         pthread_mutex_unlock(&w->lock);
-        if (!error) error = write_run(w->fd, r);
+        if (!error) error = write_run(w, r);
         pthread_mutex_lock(&w->lock);
         w->error = error;
         w->first = r->next;
@@ -95,7 +100,9 @@ static void *work(void *context) {
 kvs_writes *kvs_writes_start(int fd) {
     kvs_writes *w = calloc(1, sizeof *w);
     if (!w) return NULL;
+    struct stat file;
     w->fd = fd;
+    w->size = fstat(fd, &file) ? 0 : file.st_size; /* the first write says what is wrong */
     w->last = &w->first;
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);

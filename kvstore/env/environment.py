@@ -170,8 +170,15 @@ class Environment:
         self._close()
 
     def read(self) -> Reader:
-        """Begin a read transaction. The caller has counted its use, and closes it."""
+        """Begin a read transaction. The caller has counted its use, and closes it.
+
+        Raises
+        ------
+        StoreDamagedError
+            When the file was cut off while it was open.
+        """
         self.check_open()
+        self._faults.check_length()
         watch_here()
         return Reader(self._lmdb, self.db, self._faults)
 
@@ -242,7 +249,7 @@ class Environment:
         watch_here()
         with translated():
             early = EarlyValues(self._writer_fd, self.page_bytes) if EarlyValues.possible(self._writer_fd) else None
-            writer = Writer(self._lmdb, self.db, self.page_bytes, self._values, early)
+            writer = Writer(self._lmdb, self.db, self.page_bytes, self._values, early, self._faults)
         try:
             yield from self._committed(writer, durable)
         finally:
@@ -254,6 +261,7 @@ class Environment:
             yield writer
             if writer.damage:  # so that it is set right, whoever comes to it and however late
                 writer.put(writer.db.meta, SWEEP_KEY, encode_sweep())
+            writer.finish()  # first, since it may take a while
             self._faults.check()  # a page that is lost after this makes the commit fail
             writer.commit()
         except BaseException as error:

@@ -7,6 +7,7 @@ copied from others. So nothing is committed from then on.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 
@@ -78,18 +79,34 @@ class MapFaults:
 
     @property
     def met(self) -> bool:
-        """Whether pages were lost, or the file has been cut off: what isn't found may have been there, from then on.
+        """Whether pages were lost, or the file has been cut off: what isn't found may have been there, from then on."""
+        return self._cut_off() or self.lost > 0
 
-        A forked child doesn't look: its copy of the descriptor is closed, and whatever it does with the store is refused.
+    def _cut_off(self) -> bool:
+        """A forked child doesn't look: its copy of the descriptor is closed, and whatever it does with the store is refused."""
+        if not self._shortened and self._pid == os.getpid():
+            known = self._size  # before the other: the file grows meanwhile, and only ever grows
+            size = os.fstat(self._fd).st_size
+            if size < known or (size > known and self._is_hole(known - 1)):
+                self._shortened = True
+            self._size = size
+        return self._shortened
+
+    def _is_hole(self, offset: int) -> bool:
+        """Where a file ended there was something: if it's a hole now, it was cut off in front of that, and has grown since."""
+        try:
+            return os.lseek(self._fd, offset, os.SEEK_DATA) != offset
+        except OSError as error:
+            return error.errno == errno.ENXIO  # nothing but holes from there on; others are those of a file system that can't tell
+
+    def check_length(self) -> None:
+        """Refuse even to read, with StoreDamagedError, where the file was cut off.
+
+        What lies behind its end in its last page reads as zeros, and so does what lies in front of whatever is written behind it.
+        LMDB ends the process where it meets zeros in a tree.
         """
-        if self._pid != os.getpid():
-            return self._shortened
-        known = self._size  # before the other: the file grows meanwhile, and only ever grows
-        size = os.fstat(self._fd).st_size
-        if size < known:
-            self._shortened = True
-        self._size = size
-        return self.lost > 0 or self._shortened
+        if self._cut_off():
+            raise self.error()
 
     def check(self) -> None:
         """Refuse to write, with StoreDamagedError, where something was lost."""
@@ -125,7 +142,7 @@ class MapFaults:
 
     def _what(self) -> str:
         if self._shortened:
-            return f"the data file in {self._path} was cut off while the store was open; writing is refused"
+            return f"the data file in {self._path} was cut off while the store was open; reading and writing are refused"
         return f"{self.lost} pages of the index in {self._path} could not be read; writing is refused"
 
     def moved(self) -> None:

@@ -70,6 +70,7 @@ _DAMAGE = (
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
+_LOOK_EVERY = 8  # records of a walk after which the file's length is looked at: more often costs more, less leaves more to chance
 _TOO_MANY = (errno.EMFILE, errno.ENFILE)
 _FAILED = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EROFS, errno.EREMOTEIO)
 
@@ -133,6 +134,9 @@ class Doubt(Protocol):
     def met(self) -> bool:
         """Whether there were any, or the file has been cut off."""
 
+    def check_length(self) -> None:
+        """Raise `error` if the file has been cut off."""
+
     def error(self) -> StoreDamagedError:
         """The error that says why."""
 
@@ -194,10 +198,10 @@ class Reader:
         Raises
         ------
         StoreDamagedError
-            At the end, where records may be missing because pages of the file could not be read.
+            At the end, where records may be missing because pages of the file could not be read; in between, where it was cut off.
         """
         with self._explained():
-            yield from _items(self._txn, database, start, keys_only)
+            yield from _items(self._txn, database, start, keys_only, self._doubt)
         if self._doubt is not None and self._doubt.lost:
             raise self._doubt.error()
 
@@ -220,7 +224,20 @@ class Reader:
 class Writer:
     """The write transaction. Made by `Environment.write`, used on the thread that made it."""
 
-    __slots__ = ("_early", "_pid", "_values", "damage", "db", "freed", "page_bytes", "placed", "stuck", "transaction", "txn")
+    __slots__ = (
+        "_doubt",
+        "_early",
+        "_pid",
+        "_values",
+        "damage",
+        "db",
+        "freed",
+        "page_bytes",
+        "placed",
+        "stuck",
+        "transaction",
+        "txn",
+    )
 
     def __init__(
         self,
@@ -229,6 +246,7 @@ class Writer:
         page_bytes: int,
         values: ValuePages | None = None,
         early: EarlyValues | None = None,
+        doubt: Doubt | None = None,
     ) -> None:
         self.txn: lmdb.Transaction = environment.begin(write=True, buffers=True)
         self.db = db
@@ -239,11 +257,12 @@ class Writer:
         self.stuck: list[bytes] = []  # blocks that it had to leave where they are, since they can't be freed
         self._values = values
         self._early = early
+        self._doubt = doubt
         self.transaction: int = self.txn.id()
         self._pid = os.getpid()
 
-    def commit(self) -> None:
-        """Commit. Raises ForkedStoreError in a child that was forked in the middle of it: the transaction is the parent's."""
+    def finish(self) -> None:
+        """Wait for what is written already, right before `commit`. Raises as that does, and DiskError, StoreFullError."""
         if self._pid != os.getpid():
             raise ForkedStoreError("this process was forked in the middle of a write, which goes on in the parent; write anew here")
         if self._early is not None:
@@ -251,6 +270,10 @@ class Writer:
                 self._early.finish(self._value)
             except OSError as error:
                 raise _of_system(error.errno or 0, error) or KVStoreError(f"a value can't be written: {error}") from error
+
+    def commit(self) -> None:
+        """Commit. Raises ForkedStoreError in a child that was forked in the middle of it: the transaction is the parent's."""
+        self.finish()
         with translated():
             self.txn.commit()
 
@@ -343,7 +366,7 @@ class Writer:
 
     def items(self, database: Any, start: bytes = b"", *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """As `Reader.items`. Don't write while iterating."""
-        return _items(self.txn, database, start, keys_only)
+        return _items(self.txn, database, start, keys_only, self._doubt)
 
     def last_key(self, database: Any) -> bytes:
         """As `Reader.last_key`."""
@@ -354,11 +377,18 @@ class Writer:
         return _live_pages(self.txn, self.db)
 
 
-def _items(txn: Any, database: Any, start: bytes, keys_only: bool) -> Iterator[tuple[bytes, bytes]]:
+def _items(txn: Any, database: Any, start: bytes, keys_only: bool, doubt: Doubt | None) -> Iterator[tuple[bytes, bytes]]:
+    """Iterate. LMDB ends the process where it goes on to a page of zeros, as a file that was cut off has them: so look out."""
     with translated(), txn.cursor(db=database) as cursor:
+        if doubt is not None:
+            doubt.check_length()
         found = cursor.set_range(start) if start else cursor.first()
+        passed = 0
         while found:
             yield bytes(cursor.key()), b"" if keys_only else bytes(cursor.value())
+            passed += 1
+            if doubt is not None and passed % _LOOK_EVERY == 0:
+                doubt.check_length()
             found = cursor.next()
 
 

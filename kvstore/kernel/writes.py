@@ -24,7 +24,10 @@ class Writes:
 
     @classmethod
     def start(cls, fd: int) -> Writes | None:
-        """Start a thread that writes to a descriptor, which stays the caller's. None where no thread is to be had."""
+        """Start a thread that writes to a descriptor, which stays the caller's. None where no thread is to be had.
+
+        Once the file is shorter than it is now, nothing more is written to it: an EIO.
+        """
         queue = lib.kvs_writes_start(fd)
         return None if queue == ffi.NULL else cls(queue)
 

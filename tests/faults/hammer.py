@@ -19,7 +19,7 @@ from pathlib import Path
 from kvstore import Namespace, SessionTier, Store
 from kvstore.errors import KVStoreError
 from kvstore.testing import HashEngine
-from tests.support import data_file, hybrid_layout, plain_layout, restored, save
+from tests.support import data_file, hybrid_layout, plain_layout, restored, save, wide_layout
 
 CAP = 24 << 20
 SESSIONS = 60
@@ -46,7 +46,7 @@ def fill(path: Path) -> None:
 
 def works(store: Store, directory: Path) -> dict[str, Work]:
     """Name what is done to a store. Restoring checks every byte."""
-    plain, hybrid = store.namespace(plain_layout()), store.namespace(hybrid_layout())
+    plain, hybrid, wide = (store.namespace(layout) for layout in (plain_layout(), hybrid_layout(), wide_layout()))
 
     def some(rng: random.Random) -> tuple[Namespace, list[int]]:
         return rng.choice([plain, hybrid]), prompt(rng.randrange(SESSIONS + 40))
@@ -60,6 +60,9 @@ def works(store: Store, directory: Path) -> dict[str, Work]:
 
     def write(rng: random.Random) -> object:
         return save(*some(rng))
+
+    def large(rng: random.Random) -> object:
+        return save(wide, prompt(rng.randrange(SESSIONS)) * 2)  # blocks that are on their way before they are committed
 
     def tier(rng: random.Random) -> object:
         engine = HashEngine(plain_layout(), capacity=400)
@@ -82,6 +85,7 @@ def works(store: Store, directory: Path) -> dict[str, Work]:
         "match": match,
         "restore": restore,
         "save": write,
+        "save large ones": large,
         "tier": tier,
         "evict": lambda rng: store.evict(free_bytes=rng.randrange(1 << 18)),
         "verify": lambda rng: store.verify(deep=rng.random() < 0.3),

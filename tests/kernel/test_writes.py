@@ -99,6 +99,20 @@ def test_nothing_behind_a_failure(fd: int, tmp_path: Path) -> None:
     assert (tmp_path / "other").read_bytes() == b"old"
 
 
+def test_a_file_that_was_cut_off(fd: int) -> None:
+    """Nothing is written once the file is shorter than it was in the beginning: what lies between would read as zeros."""
+    data = np.full(3 << 20, 7, np.uint8)
+    os.ftruncate(fd, 1 << 20)
+    queue = started(fd)
+    queue.add(b"", address(data), 100, 1 << 20)
+    assert queue.wait() == 0
+    os.ftruncate(fd, 5000)
+    queue.add(b"", address(data), data.size, 1 << 20)
+    assert queue.wait() == errno.EIO
+    queue.end()
+    assert os.fstat(fd).st_size == 5000
+
+
 def test_refusals(fd: int) -> None:
     """A beginning that is longer than the run or than there is room for, a place before the file, a queue that has ended."""
     data = np.zeros(64, np.uint8)
