@@ -7,6 +7,7 @@ copied from others. So nothing is committed from then on.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import os
@@ -25,6 +26,12 @@ __all__ = ["MapFaults"]
 _log = logging.getLogger("kvstore")
 
 _READ_AT_ONCE = 4 << 20
+
+# The end of a file, by a call that keeps the GIL: whoever looks is to go on at once, not when other threads let it.
+_libc = ctypes.PyDLL(None)
+_seek = getattr(_libc, "lseek64", None) or _libc.lseek
+_seek.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int]
+_seek.restype = ctypes.c_int64
 
 
 class MapFaults:
@@ -86,7 +93,7 @@ class MapFaults:
         """A forked child doesn't look: its copy of the descriptor is closed, and whatever it does with the store is refused."""
         if not self._shortened and self._pid == os.getpid():
             known = self._size  # before the other: the file grows meanwhile, and only ever grows
-            size = os.fstat(self._fd).st_size
+            size = _seek(self._fd, 0, os.SEEK_END)
             if size < known or (size > known and self._is_hole(known - 1)):
                 self._shortened = True
             self._size = size
@@ -105,7 +112,7 @@ class MapFaults:
         What lies behind its end in its last page reads as zeros, and so does what lies in front of whatever is written behind it.
         LMDB ends the process where it meets zeros in a tree.
         """
-        if self._cut_off():
+        if (self._shortened or _seek(self._fd, 0, os.SEEK_END) != self._size) and self._cut_off():  # mostly this one call
             raise self.error()
 
     def check(self) -> None:

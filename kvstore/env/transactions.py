@@ -70,7 +70,6 @@ _DAMAGE = (
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
-_LOOK_EVERY = 8  # records of a walk after which the file's length is looked at: more often costs more, less leaves more to chance
 _TOO_MANY = (errno.EMFILE, errno.ENFILE)
 _FAILED = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EROFS, errno.EREMOTEIO)
 
@@ -379,17 +378,18 @@ class Writer:
 
 def _items(txn: Any, database: Any, start: bytes, keys_only: bool, doubt: Doubt | None) -> Iterator[tuple[bytes, bytes]]:
     """Iterate. LMDB ends the process where it goes on to a page of zeros, as a file that was cut off has them: so look out."""
+    look = _nothing if doubt is None else doubt.check_length
     with translated(), txn.cursor(db=database) as cursor:
-        if doubt is not None:
-            doubt.check_length()
+        look()
         found = cursor.set_range(start) if start else cursor.first()
-        passed = 0
         while found:
             yield bytes(cursor.key()), b"" if keys_only else bytes(cursor.value())
-            passed += 1
-            if doubt is not None and passed % _LOOK_EVERY == 0:
-                doubt.check_length()
+            look()
             found = cursor.next()
+
+
+def _nothing() -> None:
+    """Look at nothing: while a store is being made there is nobody else."""
 
 
 def _last_key(txn: Any, database: Any) -> bytes:

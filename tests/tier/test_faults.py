@@ -279,30 +279,24 @@ def test_a_reader_that_pins_makes_misses_only(path: Path) -> None:
             assert tier.stats.save_misses == missed
 
 
-def test_bytes_that_cannot_be_read_are_a_shorter_prefix(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A block whose bytes the disk does not deliver is refused, without a signal, and the engine gets what comes before it."""
+def test_a_file_that_was_cut_off_is_a_clean_start(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the file has lost the end of a session, promote starts clean, by name and without a signal, and cascade saves nothing."""
     with Store.open(path, max_bytes=CAP) as store:
         namespace = store.namespace(HYBRID)
-        for n in range(100):  # until a session's last block is the last thing in the file
-            tokens = [n, *TOKENS]
-            with SessionTier(store, uninterrupted(HYBRID, tokens[:60])) as tier:
-                tier.cascade(tokens[:60])
-            with SessionTier(store, uninterrupted(HYBRID, tokens)) as tier:
-                tier.cascade(tokens)
-            with namespace.lease(tokens) as lease:
-                last, start = max((block.file_offset, block.start) for block in lease.blocks)
-            size = data_file(path).stat().st_size
-            if size - last <= 32768:
-                break
-        assert size - last <= 32768
+        with SessionTier(store, uninterrupted(HYBRID, TOKENS)) as tier:
+            tier.cascade(TOKENS)
+        with namespace.lease(TOKENS) as lease:
+            last = max(block.file_offset for block in lease.blocks)
+        size = data_file(path).stat().st_size
         os.truncate(data_file(path), last // 4096 * 4096)
         engine = HashEngine(HYBRID)
         with SessionTier(store, engine) as tier, caplog.at_level(logging.WARNING, "kvstore"):
-            position = tier.promote([*tokens, 1])
-            assert position == (60 if start >= 60 else 0)
-            assert "cannot be read" in caplog.text
-            engine.feed([*tokens[position:], 1])
-            assert engine.state_hash() == uninterrupted(HYBRID, [*tokens, 1]).state_hash()
+            assert tier.promote([*TOKENS, 1]) == 0
+            assert "cut off" in caplog.text
+            engine.feed([*TOKENS, 1])
+            assert engine.state_hash() == uninterrupted(HYBRID, [*TOKENS, 1]).state_hash()
+            tier.cascade([*TOKENS, 1])
+        assert data_file(path).stat().st_size == last // 4096 * 4096
         os.truncate(data_file(path), size)
 
 
