@@ -70,6 +70,7 @@ _DAMAGE = (
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
+_LOOK_EVERY = 8  # records of a walk after which the file's length is looked at, which takes three times as long as a record
 _TOO_MANY = (errno.EMFILE, errno.ENFILE)
 _FAILED = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EROFS, errno.EREMOTEIO)
 
@@ -382,9 +383,12 @@ def _items(txn: Any, database: Any, start: bytes, keys_only: bool, doubt: Doubt 
     with translated(), txn.cursor(db=database) as cursor:
         look()
         found = cursor.set_range(start) if start else cursor.first()
+        passed = 0
         while found:
             yield bytes(cursor.key()), b"" if keys_only else bytes(cursor.value())
-            look()
+            passed += 1
+            if passed % _LOOK_EVERY == 0:
+                look()
             found = cursor.next()
 
 

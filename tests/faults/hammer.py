@@ -5,6 +5,8 @@ Run in a child process: a fault that is not handled ends it.
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
 import random
 import shutil
@@ -106,7 +108,11 @@ def attempt(name: str, work: Work, rng: random.Random, outcomes: Counter[str]) -
 
 
 def cut_off(store: Store, directory: Path, rng: random.Random, outcomes: Counter[str]) -> None:
-    """Work on a store on many threads, and cut its file off at any instant of what they do."""
+    """Work on a store on many threads, and cut its file off at any instant of what they do.
+
+    Where one of the system's pages ends, and while nobody writes: what would be zeros otherwise is no fault that anybody is told of
+    (docs/architecture.md), and is looked for in the tests beside this.
+    """
     done = threading.Event()
 
     def run(name: str, work: Work, mine: random.Random) -> None:
@@ -125,7 +131,10 @@ def cut_off(store: Store, directory: Path, rng: random.Random, outcomes: Counter
     file = data_file(directory)
     size = file.stat().st_size
     # anywhere, in the region of the trees, inside the first pages, or whole
-    os.truncate(file, rng.choice([rng.randrange(size), rng.randrange(size >> 3), rng.randrange(65536), 0]))
+    length = rng.choice([rng.randrange(size), rng.randrange(size >> 3), rng.randrange(65536), 0])
+    with open(directory / "write.lock", "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.truncate(file, length // mmap.PAGESIZE * mmap.PAGESIZE)
     time.sleep(rng.random() * 0.05)
     done.set()
     for thread in threads:

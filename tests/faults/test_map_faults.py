@@ -32,8 +32,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_whatever_is_done_meanwhile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Matching, restoring, saving, promoting, cascading, evicting, verifying, opening, while the file is cut off at any instant:
-    right bytes, a miss or a named error.
+    """Matching, restoring, saving, promoting, cascading, evicting, verifying, opening, while the file is cut off, at any instant in
+    which nobody commits: right bytes, a miss or a named error.
     """
     rounds = examples(20)
     fill(tmp_path / "filled")

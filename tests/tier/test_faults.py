@@ -280,7 +280,7 @@ def test_a_reader_that_pins_makes_misses_only(path: Path) -> None:
 
 
 def test_a_file_that_was_cut_off_is_a_clean_start(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Where the file has lost the end of a session, promote starts clean, by name and without a signal, and cascade saves nothing."""
+    """Where the file has lost the end of a session, promote starts clean, by name and without a signal; cascade saves nothing."""
     with Store.open(path, max_bytes=CAP) as store:
         namespace = store.namespace(HYBRID)
         with SessionTier(store, uninterrupted(HYBRID, TOKENS)) as tier:
