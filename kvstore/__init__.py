@@ -14,7 +14,7 @@ from kvstore.arrays import Paged
 from kvstore.errors import KVStoreError
 from kvstore.ids import as_tokens, image_tokens
 from kvstore.layout import DTYPES, Layout, State, StateHash, Stream, state_hash
-from kvstore.leases import DeviceArray, DeviceTransfer, Lease, LeasedBlock, Mapped, Match, Transfer
+from kvstore.leases import Chunk, Chunks, DeviceArray, DeviceTransfer, HostBuffer, Lease, LeasedBlock, Mapped, Match, Transfer
 from kvstore.radix import CheckpointPolicy
 from kvstore.repair import RepairResult
 from kvstore.saving import SaveResult
@@ -27,10 +27,13 @@ __all__ = [
     "Captured",
     "CascadeResult",
     "CheckpointPolicy",
+    "Chunk",
+    "Chunks",
     "DeviceArray",
     "DeviceTransfer",
     "Engine",
     "EvictResult",
+    "HostBuffer",
     "KVStoreError",
     "Layout",
     "Lease",

@@ -20,6 +20,7 @@ SOURCES = [
     "standin.c",
     "residency.c",
     "restore.c",
+    "chunks.c",
     "plan.c",
     "progress.c",
     "cuda.c",

@@ -151,6 +151,24 @@ int kvs_restore(const kvs_source *source, const kvs_rows *rows, size_t streams, 
                 const int32_t *stop, int threads);
 
 /*
+ * Restores `count` chunks: chunk p is blocks [ends[p - 1], ends[p]), which go to the `streams` rows that begin at
+ * rows + which[p] * streams, first[b] being relative to those. What is put there stays near the processor, since it is
+ * read right afterwards: chunks should be a few MiB.
+ *
+ * filled[p] (zeros before) becomes 1 as soon as chunk p is in place and sound; -1 if it isn't, and then none is begun any
+ * more. Chunks are begun in order, two at once where they aren't in the page cache. Chunk p is begun when
+ * taken[p - ahead - 1] isn't 0 any more, so a chunk must not lie over one of the `ahead` before it. Both are waited for and
+ * set by kvs_progress_wait and kvs_progress_set. Everything else is as for kvs_restore; nothing is said of blocks whose
+ * chunk was not begun.
+ */
+int kvs_restore_chunks(const kvs_source *source, const kvs_rows *rows, size_t streams, size_t count, const uint32_t *which,
+                       const uint64_t *ends, const uint64_t *payloads, const int64_t *first, const int64_t *tokens,
+                       const int64_t *used, const uint64_t *offsets, const uint32_t *offset_row, const uint32_t *expected,
+                       const uint8_t *direct, uint32_t *sums, int32_t *errors, uint8_t *read, int32_t *filled,
+                       const int32_t *taken, size_t ahead, const int32_t *stop, int threads);
+
+
+/*
  * Waits until *progress, which a kvs_restore on another thread sets, isn't 0,
  * or for `milliseconds`; returns what it is.
  */

@@ -27,8 +27,12 @@ enum {
     DIRECT_ALIGN = 4096, /* of offsets, lengths and addresses of direct reads: no device asks for more */
 };
 
-/* As in copy.c: calls of more bytes store past the caches. */
+/*
+ * As in copy.c: calls of more bytes store past the caches. But what is read right afterwards is stored in them, where it is
+ * little enough to be still there.
+ */
 #define STREAM ((uint64_t)1 << 20)
+#define STREAM_NEAR ((uint64_t)8 << 20)
 
 /*
  * A huge page, if there is one: a device takes only so many separate pages in one request (254 where this was measured), so
@@ -275,6 +279,29 @@ static bool run_streams(call *k, size_t begin, size_t end, const uint8_t *direct
     return planned;
 }
 
+int kvs_restore_call(call *k, const uint8_t *direct, int threads) {
+    uint64_t total = 0, first_bytes = 0;
+    size_t first_end = 0;
+    pthread_mutex_init(&k->buffers_lock, NULL);
+    k->path = kvs_crc_active();
+    memset(k->read, 0, k->blocks);
+    for (size_t s = 0; s < k->streams; s++)
+        for (size_t b = 0; b < k->blocks && k->rows[s].base; b++) total += segment_bytes(k, s, b);
+    /* Somebody waits for the first layer: planning all the others would take as long as copying it. */
+    for (; k->progress && first_end < k->streams && first_bytes * FIRST_SHARE < total; first_end++)
+        for (size_t b = 0; b < k->blocks && k->rows[first_end].base; b++) first_bytes += segment_bytes(k, first_end, b);
+    k->stream = total >= (k->near ? STREAM_NEAR : STREAM);
+    k->residency = malloc(k->blocks);
+    bool planned = k->residency;
+    if (planned && first_end) planned = run_streams(k, 0, first_end, direct, first_bytes, threads);
+    if (planned && first_end < k->streams)
+        planned = run_streams(k, first_end, k->streams, direct, total - first_bytes, threads);
+    free(k->residency);
+    while (k->buffer_count) munmap(k->buffers[--k->buffer_count], BUFFER);
+    pthread_mutex_destroy(&k->buffers_lock);
+    return !planned || k->no_memory ? ENOMEM : k->stopped ? ECANCELED : 0;
+}
+
 int kvs_restore(const kvs_source *source, const kvs_rows *rows, size_t streams, size_t blocks, const uint64_t *payloads,
                 const int64_t *first, const int64_t *tokens, const int64_t *used, const uint64_t *offsets,
                 const uint32_t *offset_row, const uint32_t *expected, const uint8_t *direct, uint32_t *sums,
@@ -294,25 +321,6 @@ int kvs_restore(const kvs_source *source, const kvs_rows *rows, size_t streams, 
               .errors = errors,
               .read = read,
               .progress = progress,
-              .stop = stop,
-              .path = kvs_crc_active(),
-              .buffers_lock = PTHREAD_MUTEX_INITIALIZER};
-    uint64_t total = 0, first_bytes = 0;
-    size_t first_end = 0;
-    memset(read, 0, blocks);
-    for (size_t s = 0; s < streams; s++)
-        for (size_t b = 0; b < blocks && rows[s].base; b++) total += segment_bytes(&k, s, b);
-    /* Somebody waits for the first layer: planning all the others would take as long as copying it. */
-    for (; progress && first_end < streams && first_bytes * FIRST_SHARE < total; first_end++)
-        for (size_t b = 0; b < blocks && rows[first_end].base; b++) first_bytes += segment_bytes(&k, first_end, b);
-    k.stream = total >= STREAM;
-    k.residency = malloc(blocks);
-    bool planned = k.residency;
-    if (planned && first_end) planned = run_streams(&k, 0, first_end, direct, first_bytes, threads);
-    if (planned && first_end < streams)
-        planned = run_streams(&k, first_end, streams, direct, total - first_bytes, threads);
-    free(k.residency);
-    while (k.buffer_count) munmap(k.buffers[--k.buffer_count], BUFFER);
-    pthread_mutex_destroy(&k.buffers_lock);
-    return !planned || k.no_memory ? ENOMEM : k.stopped ? ECANCELED : 0;
+              .stop = stop};
+    return kvs_restore_call(&k, direct, threads);
 }

@@ -45,6 +45,7 @@ typedef struct call {
     plan cached, cold;   /* what is copied from the map, and what is read */
     int32_t *remaining;  /* pieces of each stream that aren't done */
     bool parted;         /* some piece is a part of a segment */
+    bool near;           /* what is restored is read right afterwards */
     bool stream;         /* store past the caches */
     const kvs_crc_path *path;
     pthread_mutex_t buffers_lock;
@@ -69,5 +70,8 @@ static inline uint64_t segment_offset(const call *k, size_t s, size_t b) {
  * False if there was no memory; what was allocated is the caller's either way.
  */
 bool kvs_plan(call *k, const uint8_t *direct, int threads);
+
+/* As kvs_restore, for a call that is filled in as far as its arguments go. */
+int kvs_restore_call(call *k, const uint8_t *direct, int threads);
 
 #endif

@@ -151,6 +151,101 @@ static void restore_everywhere(const char *directory, int64_t tokens, const int6
     end(&f);
 }
 
+enum { CHUNKS = BLOCKS };
+
+typedef struct taker {
+    stored *f;
+    outcome o;
+    int32_t filled[CHUNKS], taken[CHUNKS], stop;
+    unsigned char *room[STREAMS][2];
+    kvs_rows rows[2 * STREAMS];
+    int direct, result;
+    size_t ahead;
+} taker;
+
+/* Restores one block a chunk, into two destinations by turns. */
+static void *restore_chunks(void *context) {
+    taker *t = context;
+    stored *f = t->f;
+    const kvs_source source = {f->map, f->fd, f->direct};
+    static const uint32_t which[CHUNKS] = {0, 1, 0};
+    static const uint64_t ends[CHUNKS] = {1, 2, 3};
+    static const int64_t first[BLOCKS];
+    uint8_t past[BLOCKS];
+    memset(past, t->direct, sizeof past);
+    t->result = kvs_restore_chunks(&source, t->rows, STREAMS, CHUNKS, which, ends, f->payloads, first, f->count, f->count,
+                                   f->offsets, f->row, f->sums, past, t->o.sums, t->o.errors, t->o.read, t->filled, t->taken,
+                                   t->ahead, &t->stop, 2);
+    for (int p = 0; p < CHUNKS; p++)
+        if (!t->filled[p]) kvs_progress_set(&t->filled[p], -2);
+    return NULL;
+}
+
+static void begin_chunks(stored *f, taker *t, int direct, size_t ahead, pthread_t *thread) {
+    memset(t, 0, sizeof *t);
+    t->f = f, t->direct = direct, t->ahead = ahead;
+    for (int i = 0; i < 2; i++)
+        for (int s = 0; s < STREAMS; s++) {
+            CHECK((t->room[s][i] = malloc((size_t)(f->run[s] * f->tokens))));
+            t->rows[i * STREAMS + s] = f->to[s];
+            t->rows[i * STREAMS + s].base = (uint64_t)(uintptr_t)t->room[s][i];
+        }
+    CHECK(!pthread_create(thread, NULL, restore_chunks, t));
+}
+
+static void end_chunks(taker *t, pthread_t thread) {
+    pthread_join(thread, NULL);
+    for (int i = 0; i < 2; i++)
+        for (int s = 0; s < STREAMS; s++) free(t->room[s][i]);
+}
+
+static int await(const int32_t *value) {
+    int got;
+    while (!(got = kvs_progress_wait(value, 1000))) {}
+    return got;
+}
+
+static void restore_in_chunks(const char *directory, int64_t tokens, const int64_t *run) {
+    stored f;
+    taker t;
+    pthread_t thread;
+    make(&f, directory, tokens, run);
+    for (int cold = 0; cold < 3; cold++) { /* in the cache, read through it, past it */
+        if (cold) drop(&f);
+        begin_chunks(&f, &t, cold == 2, 1, &thread);
+        for (int p = 0; p < CHUNKS; p++) {
+            CHECK(await(&t.filled[p]) == 1);
+            if (!p) CHECK(!kvs_progress_wait(&t.filled[2], 20)); /* not over the one that isn't taken */
+            for (int s = 0; s < STREAMS; s++)
+                CHECK(!memcmp(t.room[s][p % 2], f.source[s] + p * f.run[s] * tokens, (size_t)(f.run[s] * tokens)));
+            kvs_progress_set(&t.taken[p], 1);
+        }
+        end_chunks(&t, thread);
+        CHECK(!t.result && !memcmp(t.o.sums, f.sums, sizeof f.sums));
+    }
+    /* Stopped while it waits for room, and while nobody waits for it. */
+    begin_chunks(&f, &t, 0, 1, &thread);
+    CHECK(await(&t.filled[1]) == 1);
+    __atomic_store_n(&t.stop, 1, __ATOMIC_RELAXED);
+    end_chunks(&t, thread);
+    CHECK(t.result == ECANCELED && t.filled[2] == -2);
+    /* A wrong byte in the second chunk: the first is sound, and nothing behind it is begun. */
+    unsigned char byte;
+    const off_t at = (off_t)(f.payloads[1] + f.offsets[2]);
+    CHECK(pread(f.fd, &byte, 1, at) == 1);
+    byte ^= 16;
+    CHECK(pwrite(f.fd, &byte, 1, at) == 1 && !fsync(f.fd));
+    begin_chunks(&f, &t, 0, 0, &thread); /* none ahead */
+    CHECK(await(&t.filled[0]) == 1 && !kvs_progress_wait(&t.filled[1], 20));
+    kvs_progress_set(&t.taken[0], 1);
+    CHECK(await(&t.filled[1]) == -1);
+    kvs_progress_set(&t.taken[1], 1);
+    end_chunks(&t, thread);
+    CHECK(!t.result && t.filled[2] == -2 && !t.o.errors[1]);
+    for (int i = 0; i < 2 * STREAMS; i++) CHECK((t.o.sums[i] == f.sums[i]) == (i != STREAMS + 2));
+    end(&f);
+}
+
 void test_restore(void) {
     static const int64_t small[STREAMS] = {64, 1, 130, 33}, even[STREAMS] = {4096, 4096, 8192, 4096},
                          large[STREAMS] = {8192, 40, 3 << 18, 1 << 20};
@@ -158,6 +253,8 @@ void test_restore(void) {
     restore_everywhere("/tmp", 128, even);
     restore_everywhere("/tmp", 4, large);
     restore_everywhere("/dev/shm", 128, even);
+    restore_in_chunks("/tmp", 64, small);
+    restore_in_chunks("/tmp", 128, even);
 }
 
 static void touch(void *context) {

@@ -46,15 +46,15 @@ _REASONS = {
 }
 _LLAMA = {
     "warm": (
-        "promote copies pieces of 24 MiB into a buffer, checked, and llama.cpp copies them from there: twice through memory, where "
-        "a slot file goes through a buffer of one layer's rows that stays in the processor's cache. Smaller pieces would too, but "
-        "each call of llama.cpp, and of the store, has a price that doesn't depend on its length. Filling a second buffer on "
-        "another thread meanwhile was tried with two processors and gained nothing: both wait for memory."
+        "promote copies chunks of a block into two small buffers by turns, checked, and llama.cpp copies them from there to its "
+        "cells; a slot file goes through a buffer of one layer's rows. Both read the page cache once and write the cells once, "
+        "which is what the memory has to do; a promote finds the prefix besides, and each chunk is a call of llama.cpp that looks "
+        "at all its cells."
     ),
-    "first": "As for a warm restore; in a new process the buffer is fresh memory too, whose pages have to be made.",
+    "first": "As for a warm restore; in a new process the buffers are fresh memory too, whose pages have to be made.",
     "cold": (
-        "Each piece is read, checked and handed to llama.cpp before the next is read: the disk waits while llama.cpp copies, where "
-        "the system reads a slot file ahead."
+        "Two chunks are read at once, past the page cache, and handed to llama.cpp in order; where the device gives all it has to "
+        "the system's read-ahead of a slot file, finding the prefix first and the last chunk's copy are what is left."
     ),
     "shared": "As for a warm restore.",
 }

@@ -75,6 +75,31 @@ class _Lib:
         stop: CData,
         threads: int,
     ) -> int: ...
+    def kvs_restore_chunks(
+        self,
+        source: CData,
+        rows: CData,
+        streams: int,
+        pieces: int,
+        which: CData,
+        ends: CData,
+        payloads: CData,
+        first: CData,
+        tokens: CData,
+        used: CData,
+        offsets: CData,
+        offset_row: CData,
+        expected: CData,
+        direct: CData,
+        sums: CData,
+        errors: CData,
+        read: CData,
+        filled: CData,
+        taken: CData,
+        ahead: int,
+        stop: CData,
+        threads: int,
+    ) -> int: ...
     def kvs_progress_wait(self, progress: CData, milliseconds: int) -> int: ...
     def kvs_progress_set(self, progress: CData, value: int) -> None: ...
     def kvs_watch(self, address: int, length: int, page: int, reader: int, writer: int) -> int: ...

@@ -182,11 +182,16 @@ def scatter(
 
 def check_scatter(job: Job, rows: Sequence[Rows]) -> None:
     """Refuse, with ValueError, what would copy more than there is or write something twice."""
+    check_used(job)
+    _check_blocks_apart(job.first, job.used)
+    _check_destinations_apart(rows)
+
+
+def check_used(job: Job) -> None:
+    """Refuse, with ValueError, to copy more of a block than it has."""
     if (job.used > job.tokens).any():
         i = int((job.used > job.tokens).argmax())
         raise ValueError(f"used[{i}] is {job.used[i]}, more than the {job.tokens[i]} tokens of the block")
-    _check_blocks_apart(job.first, job.used)
-    _check_destinations_apart(rows)
 
 
 def check_destinations(rows: Sequence[Rows]) -> None:
@@ -201,7 +206,7 @@ def check_destinations(rows: Sequence[Rows]) -> None:
 
 
 class Job:
-    """The checked arguments of a call, in the form in which the kernel takes them."""
+    """The checked arguments of a call, in the form in which the kernel takes them. `check`: whether all blocks go to these rows."""
 
     def __init__(
         self,
@@ -212,6 +217,8 @@ class Job:
         used: NDArray[np.int64],
         used_name: str,
         threads: int | None,
+        *,
+        check: bool = True,
     ) -> None:
         for r in rows:
             if not isinstance(r, Rows):
@@ -237,45 +244,22 @@ class Job:
         size = payload_bytes(rows, longest)
         if size >= _ADDRESS_SPACE:
             raise ValueError(f"a payload of {longest} tokens would take {size} bytes, more than can be addressed")
-        self._check_rows(rows, used_name)
+        if check:
+            check_room(rows, self.first, self.used, used_name)
         if not self.payloads.all() or int(self.payloads.max()) > _ADDRESS_SPACE * 2**9 - size:
             raise ValueError("payloads hold an address that is none, such as 0")
-        distinct, which = (
-            (self.tokens[:1], np.zeros(blocks, np.intp)) if blocks == 1 else np.unique(self.tokens, return_inverse=True)
-        )
-        self.offset_row = which.astype(np.uint32)
+        if (self.tokens == longest).all():  # mostly; telling them apart takes ten times as long
+            distinct, self.offset_row = self.tokens[:1], np.zeros(blocks, np.uint32)
+        else:
+            distinct, which = np.unique(self.tokens, return_inverse=True)
+            self.offset_row = which.astype(np.uint32)
         row_bytes = np.array([r._row_bytes for r in rows], np.int64)
         per_row = np.array([r._tokens_per_row for r in rows], np.int64)
         segments = (distinct[:, None] // per_row * row_bytes + (SEGMENT_ALIGN - 1)) & -SEGMENT_ALIGN
         ends = np.cumsum(segments, axis=1)
         self.offsets = (ends - segments).astype(np.uint64)
         self._ends = ends[:, -1]
-        self._packed = b"".join([r._packed for r in rows])
-        self.rows = ffi.from_buffer("kvs_rows[]", self._packed)
-
-    def _check_rows(self, rows: Sequence[Rows], used_name: str) -> None:
-        """Refuse what is out of step with rows or beyond the arrays."""
-        room: dict[int, int | None] = {}
-        for r in rows:
-            have = room.get(r._tokens_per_row)
-            if r._array is not None and (have is None or r._capacity < have):
-                room[r._tokens_per_row] = r._capacity
-            else:
-                room.setdefault(r._tokens_per_row, None)
-        for per_row, capacity in room.items():
-            if per_row > 1 and (bad := self.first % per_row != 0).any():
-                i = int(bad.argmax())
-                raise ValueError(f"first[{i}] is {self.first[i]}, not a multiple of the {per_row} tokens of a row")
-            if capacity is None:
-                continue
-            # Each term is below 2**62 after the division or was refused, so that the sum can't wrap.
-            start, count = self.first // per_row, self.used // per_row
-            if (bad := (start > capacity) | (count > capacity - start)).any():
-                i = int(bad.argmax())
-                raise ValueError(
-                    f"block {i} has first {self.first[i]} and {used_name} {self.used[i]}, beyond the {capacity} rows "
-                    f"of {per_row} tokens that the arrays hold"
-                )
+        self.rows = packed(rows)
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each payload."""
@@ -292,6 +276,36 @@ class Job:
     @staticmethod
     def pointer(cdecl: str, array: NDArray[Any]) -> CData:
         return ffi.from_buffer(cdecl, array)
+
+
+def packed(rows: Sequence[Rows]) -> CData:
+    """Give rows as the kernel takes them, one behind the other. The memory lives as long as what is returned."""
+    return ffi.from_buffer("kvs_rows[]", b"".join([r._packed for r in rows]))
+
+
+def check_room(rows: Sequence[Rows], first: NDArray[np.int64], used: NDArray[np.int64], used_name: str) -> None:
+    """Refuse, with ValueError, blocks that are out of step with rows, or beyond the arrays."""
+    room: dict[int, int | None] = {}
+    for r in rows:
+        have = room.get(r._tokens_per_row)
+        if r._array is not None and (have is None or r._capacity < have):
+            room[r._tokens_per_row] = r._capacity
+        else:
+            room.setdefault(r._tokens_per_row, None)
+    for per_row, capacity in room.items():
+        if per_row > 1 and (bad := first % per_row != 0).any():
+            i = int(bad.argmax())
+            raise ValueError(f"first[{i}] is {first[i]}, not a multiple of the {per_row} tokens of a row")
+        if capacity is None:
+            continue
+        # Each term is below 2**62 after the division or was refused, so that the sum can't wrap.
+        start, count = first // per_row, used // per_row
+        if (bad := (start > capacity) | (count > capacity - start)).any():
+            i = int(bad.argmax())
+            raise ValueError(
+                f"block {i} has first {first[i]} and {used_name} {used[i]}, beyond the {capacity} rows "
+                f"of {per_row} tokens that the arrays hold"
+            )
 
 
 def check_array(name: str, array: NDArray[Any], dtype: type, shape: tuple[int, ...] | None) -> NDArray[Any]:

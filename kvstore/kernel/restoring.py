@@ -19,7 +19,7 @@ from kvstore.kernel.rows import Rows
 if TYPE_CHECKING:
     from kvstore.kernel._native import CData
 
-__all__ = ["FileSource", "Restored", "progress_end", "progress_wait", "read_error", "restore"]
+__all__ = ["FileSource", "Restored", "read_error", "restore"]
 
 
 class FileSource:
@@ -173,18 +173,3 @@ def restore(
         raise MemoryError(f"no memory for a restore of {job.blocks} blocks of {len(rows)} streams")
     job.compare(rows, expected, failed)
     return Restored(failed, errors, read)
-
-
-def progress_wait(progress: NDArray[np.int32], stream: int, seconds: float) -> int:
-    """Wait until a stream of a `restore` on another thread is done; returns its element of `progress`, 0 if time ran out first.
-
-    The GIL is released.
-    """
-    milliseconds = max(0, min(int(seconds * 1000), 1 << 30))
-    return int(lib.kvs_progress_wait(ffi.from_buffer("int32_t[]", progress[stream : stream + 1]), milliseconds))
-
-
-def progress_end(progress: NDArray[np.int32]) -> None:
-    """Let go whoever waits for a stream that won't come any more: elements that are 0 become -1."""
-    for stream in np.flatnonzero(progress == 0).tolist():
-        lib.kvs_progress_set(ffi.from_buffer("int32_t[]", progress[stream : stream + 1], True), -1)

@@ -1,6 +1,8 @@
 """Leases: what of a prompt is stored, pinned in place, viewed or copied out."""
 
 from kvstore.leases.blocks import LeasedBlock
+from kvstore.leases.chunks import Chunk, Chunks
+from kvstore.leases.described import HostBuffer
 from kvstore.leases.destinations import DeviceArray
 from kvstore.leases.device import DeviceTransfer
 from kvstore.leases.lease import Lease, open_lease
@@ -11,8 +13,11 @@ from kvstore.leases.transfer import Transfer
 
 __all__ = [
     "LEASE_AGE_LIMIT",
+    "Chunk",
+    "Chunks",
     "DeviceArray",
     "DeviceTransfer",
+    "HostBuffer",
     "Lease",
     "LeasedBlock",
     "Mapped",

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
-
-from kvstore.arrays import Array, Paged, StreamArray, check_named, check_rows, rows_of, writeable
+from kvstore.arrays import Paged, StreamArray, check_named, check_rows, rows_of, writeable
 from kvstore.errors import ArrayError
 from kvstore.kernel import Rows, address_of
 from kvstore.layout import Layout
 
-__all__ = ["Described", "describe"]
+__all__ = ["Described", "HostBuffer", "describe"]
 
 
 def describe(layout: Layout, arrays: Mapping[str, StreamArray], tokens: int) -> list[Rows]:
@@ -43,6 +40,62 @@ def describe(layout: Layout, arrays: Mapping[str, StreamArray], tokens: int) -> 
     return rows
 
 
+class HostBuffer:
+    """Arrays for the rows of some positions, checked against a layout once, to be filled as often as wanted: see `Lease.chunks`.
+
+    Immutable; keeps the arrays alive. They must not be changed in what they are while this lives; where they were, it is refused
+    by name when they are to be filled.
+
+    Parameters
+    ----------
+    layout : Layout
+        The session's.
+    arrays : mapping of str to ndarray or Paged
+        Any of the layout's streams, as for `Lease.copy_into`. Of pages the slots count that the table holds now.
+    tokens : int
+        Positions that they have at least room for, counted from index 0 of each.
+
+    Attributes
+    ----------
+    layout, arrays, tokens
+        As given.
+
+    Raises
+    ------
+    ArrayError
+        Says by name what doesn't fit.
+    """
+
+    __slots__ = ("_known", "_rows", "arrays", "layout", "tokens")
+
+    def __init__(self, layout: Layout, arrays: Mapping[str, StreamArray], tokens: int) -> None:
+        if tokens < 1:
+            raise ArrayError(f"a buffer has room for 1 position or more, not {tokens}")
+        self.layout = layout
+        self.arrays: Mapping[str, StreamArray] = dict(arrays)
+        self.tokens = tokens
+        self._rows = describe(layout, self.arrays, tokens)
+        self._known = [
+            (name, a, address_of(a), a.dtype, a.shape, a.strides) for name, a in arrays.items() if not isinstance(a, Paged)
+        ]
+
+    def rows(self) -> list[Rows]:
+        """Give them as the kernel takes them, one for each stream of the layout. Raises ArrayError where an array was changed."""
+        if (name := self.changed()) is not None:
+            raise ArrayError(f"stream {name!r}: the array was changed in what it is since the buffer was made; make a new one")
+        return self._rows
+
+    def changed(self) -> str | None:
+        """Name an array that isn't any more what it was, if there is one."""
+        for name, array, address, dtype, shape, strides in self._known:
+            if array.dtype is not dtype or array.shape != shape or array.strides != strides:
+                return name
+            flags = array.flags  # one that owns its memory may lie elsewhere by now (ndarray.resize)
+            if not flags.writeable or (flags.owndata and address_of(array) != address):
+                return name
+        return None
+
+
 class Described:
     """Destinations as `describe` gives them, remembered for the next call: who restores piece by piece comes with the same arrays.
 
@@ -52,33 +105,23 @@ class Described:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._tokens = -1
-        self._arrays: dict[str, tuple[Array, int, np.dtype[Any], tuple[int, ...], tuple[int, ...]]] = {}
-        self._rows: list[Rows] = []
+        self._last: HostBuffer | None = None
 
     def rows(self, arrays: Mapping[str, StreamArray], tokens: int) -> list[Rows]:
         """See `describe`."""
-        if tokens == self._tokens and len(arrays) == len(self._arrays) and all(map(self._known, arrays.items())):
-            return self._rows
+        last = self._last
+        if last is not None and last.tokens == tokens and _same(last.arrays, arrays) and last.changed() is None:
+            return last.rows()
         self.forget()
-        rows = describe(self._layout, arrays, tokens)
-        known = {name: (a, address_of(a), a.dtype, a.shape, a.strides) for name, a in arrays.items() if not isinstance(a, Paged)}
-        if len(known) == len(arrays):
-            self._tokens, self._arrays, self._rows = tokens, known, rows
-        return rows
-
-    def _known(self, given: tuple[str, StreamArray]) -> bool:
-        name, array = given
-        known = self._arrays.get(name)
-        if known is None or known[0] is not array or isinstance(array, Paged):
-            return False
-        # what an array is can be changed in place; one that owns its memory may even lie elsewhere by now (ndarray.resize)
-        _, address, dtype, shape, strides = known
-        if array.dtype is not dtype or array.shape != shape or array.strides != strides:
-            return False
-        flags = array.flags
-        return flags.writeable and (not flags.owndata or address_of(array) == address)
+        if tokens < 1 or any(isinstance(array, Paged) for array in arrays.values()):
+            return describe(self._layout, arrays, tokens)
+        self._last = HostBuffer(self._layout, arrays, tokens)
+        return self._last.rows()
 
     def forget(self) -> None:
         """Let the arrays go."""
-        self._tokens, self._arrays, self._rows = -1, {}, []
+        self._last = None
+
+
+def _same(known: Mapping[str, StreamArray], given: Mapping[str, StreamArray]) -> bool:
+    return len(known) == len(given) and all(known.get(name) is array for name, array in given.items())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore.errors import ArrayError, BlockDamaged
-from kvstore.kernel import Rows, read_error, restore
+from kvstore.kernel import Restored, Rows, progress_set, read_error, restore, restore_chunks
 from kvstore.leases.located import Located
 from kvstore.leases.pin import Pin
 from kvstore.scope import NamespaceScope
@@ -89,20 +90,87 @@ class Filler:
         located = self._located.part(chosen.start, chosen.stop)
         first = located.start - located.start[0]
         copied = np.zeros_like(first) if not used else located.used if tokens is None else np.minimum(located.used, tokens - first)
-        if self._direct is None:
-            # once for the lease: what is copied stream by stream is restored once, not as often as there are streams
-            self._direct = self._scope.store.past_cache(self._located.ids)
         return self._restore(
             located,
             rows,
             first if used else copied,
             located.held,
             copied,
-            direct=self._direct[chosen.start : chosen.stop],
+            direct=self._past_cache()[chosen.start : chosen.stop],
             progress=progress,
             stop=stop,
             threads=threads,
         )
+
+    def chunks(
+        self,
+        destinations: Sequence[Sequence[Rows]],
+        which: Sequence[int],
+        bounds: Sequence[tuple[int, int]],
+        *,
+        filled: npt.NDArray[np.int32],
+        taken: npt.NDArray[np.int32],
+        ahead: int,
+        stop: npt.NDArray[np.int32],
+        threads: int | None = None,
+    ) -> bool:
+        """Copy ranges of positions one after another, each into one of a few destinations as soon as that is free.
+
+        Parameters
+        ----------
+        destinations : sequence of sequences of Rows
+            Each as for `rows`.
+        which : sequence of int
+            The destination of each chunk.
+        bounds : sequence of (int, int)
+            The positions [start, stop) of each chunk, which starts at a block's boundary and where the one before it stops.
+        filled, taken, ahead, stop, threads
+            As for `kvstore.kernel.restore_chunks`.
+
+        Returns
+        -------
+        bool
+            False if it was stopped.
+
+        Raises
+        ------
+        ArrayError, BlockDamaged, LeaseClosedError
+            As `rows`.
+        """
+        if all(r.skipped for rows in destinations for r in rows):
+            for chunk in range(len(bounds)):
+                progress_set(filled, chunk, 1)
+            return True
+        block = self._scope.layout.block_tokens
+        begin, end = bounds[0][0] // block, -(-bounds[-1][1] // block)
+        located = self._located.part(begin, end)
+        count = np.array([-(-stop // block) - start // block for start, stop in bounds])
+        chunk_start, chunk_stop = (np.repeat(np.array(column, np.int64), count) for column in zip(*bounds, strict=True))
+        with self._held():
+            restored = restore_chunks(
+                self._scope.store.environment.source,
+                destinations,
+                np.array(which, np.uint32),
+                np.cumsum(count).astype(np.uint64),
+                located.offset.astype(np.uint64),
+                located.start - chunk_start,
+                located.held,
+                np.minimum(located.used, chunk_stop - located.start),
+                located.sums,
+                direct=self._past_cache()[begin:end],
+                filled=filled,
+                taken=taken,
+                ahead=ahead,
+                stop=stop,
+                threads=threads,
+            )
+        return self._checked(located, restored)
+
+    def _past_cache(self) -> npt.NDArray[np.uint8]:
+        """Which blocks are to be read past the page cache; asked once for a lease: it is restored once, in however many parts."""
+        if self._direct is None:
+            self._direct = self._scope.store.past_cache(self._located.ids)
+        return self._direct
 
     def states(self, into: npt.NDArray[np.uint8] | None) -> None:
         """Check the blocks of states, all of them, and copy their payloads one behind the other if a destination is given.
@@ -134,11 +202,9 @@ class Filler:
         stop: npt.NDArray[np.int32] | None = None,
         threads: int | None = None,
     ) -> bool:
-        store = self._scope.store
-        self._pin.hold()  # the bytes stay in place until the copy is done, whatever ends the lease meanwhile
-        try:
+        with self._held():
             restored = restore(
-                store.environment.source,
+                self._scope.store.environment.source,
                 rows,
                 located.offset.astype(np.uint64),
                 first,
@@ -150,14 +216,25 @@ class Filler:
                 stop=stop,
                 threads=threads,
             )
+        return self._checked(located, restored)
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        """While a copy runs: its bytes stay in place, whatever ends the lease meanwhile."""
+        self._pin.hold()
+        try:
+            yield
         except (ValueError, TypeError) as error:
             raise ArrayError(f"the destinations cannot be written: {error}") from error
         finally:
             self._pin.drop()
+
+    def _checked(self, located: Located, restored: Restored | None) -> bool:
+        """Note what was read and refuse what is damaged. False if the copy was stopped."""
         if restored is None:
             return False
         if (restored.read == 2).any():
-            store.was_read_past_cache(located.ids[i] for i in np.flatnonzero(restored.read == 2))
+            self._scope.store.was_read_past_cache(located.ids[i] for i in np.flatnonzero(restored.read == 2))
         if not restored.sound:
             self._refuse(located, restored.errors, restored.failed)
         return True

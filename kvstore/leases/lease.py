@@ -14,6 +14,7 @@ from kvstore.ids import TokenArray, token_bytes
 from kvstore.kernel import address_of
 from kvstore.layout import Stream
 from kvstore.leases.blocks import Blocks, LeasedBlock, Views
+from kvstore.leases.chunks import Chunk, Chunks, start_chunks
 from kvstore.leases.described import Described, describe
 from kvstore.leases.device import DeviceTransfer, start_device_copy
 from kvstore.leases.fill import Filler
@@ -201,6 +202,36 @@ class Lease:
         rows = describe(self._scope.layout, arrays, tokens)
         named = [i for name, (i, _) in self._streams.items() if name in arrays]
         return start_copy(source, rows, named, blocks, tokens, threads)
+
+    def chunks(self, chunks: Sequence[Chunk], *, ahead: int = 1, threads: int | None = None) -> Chunks:
+        """Copy rows chunk by chunk, every byte checked, the next chunks while the caller reads the one before.
+
+        For engines that take state through a small buffer of their own: `for chunk in chunks` gives each once it is in place. Two
+        buffers of a few MiB, in turns, do as well as larger ones or better: what was copied is still in the processor's caches.
+
+        Parameters
+        ----------
+        chunks : sequence of Chunk
+            Each starts where the one before stops, at a multiple of `layout.block_tokens`. Their buffers all have the same streams.
+        ahead : int
+            How many chunks may be in place, or under way, beyond the one that the caller has. A chunk's buffer must not overlap
+            those of the `ahead` chunks before it; other chunks may have the same.
+        threads : int, optional
+            Threads to copy with; by default one for each processor, at most 8.
+
+        Returns
+        -------
+        Chunks
+            What to iterate over, in a `with` block.
+
+        Raises
+        ------
+        ArrayError
+            When a range or a buffer doesn't fit. The iteration raises it where buffers overlap; no byte has moved then either.
+        LeaseClosedError
+            After the lease has ended.
+        """
+        return start_chunks(self._source(), chunks, ahead, threads)
 
     def to_device(
         self,

@@ -25,12 +25,12 @@ from kvstore.leases.located import Located
 from kvstore.leases.pin import Pin
 from kvstore.scope import NamespaceScope
 
-__all__ = ["Source", "Transfer", "Work", "late", "start_copy"]
+__all__ = ["LOOK_SECONDS", "Source", "Transfer", "Work", "late", "start_copy"]
 
 _log = logging.getLogger("kvstore")
 _T = TypeVar("_T", bound="Transfer")
 
-_LOOK_SECONDS = 0.2  # how long a wait leaves an interrupt unanswered
+LOOK_SECONDS = 0.2  # how long a wait leaves an interrupt unanswered
 _EXIT_SECONDS = 5.0  # what the end of the interpreter waits for transfers that it has cancelled
 
 
@@ -353,7 +353,7 @@ class _HostCopy(Work):
     def wait(self, name: str, timeout: float | None) -> None:
         """See `Work.wait`."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while not (value := progress_wait(self._progress, self._index[name], min(deadline - time.monotonic(), _LOOK_SECONDS))):
+        while not (value := progress_wait(self._progress, self._index[name], min(deadline - time.monotonic(), LOOK_SECONDS))):
             if time.monotonic() >= deadline:
                 raise late(f"stream {name!r}", timeout)
         with self.changed:

@@ -17,6 +17,7 @@ from kvstore.testing.contract import (
 from kvstore.testing.differences import Difference, differences
 from kvstore.testing.engine import HashEngine
 from kvstore.testing.hybrid import SyntheticHybrid, hybrid_layout
+from kvstore.testing.in_order import chunks_in_order
 from kvstore.testing.sessions import destination, session_rows, session_states, states_equal
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Reply",
     "SyntheticHybrid",
     "check_engine",
+    "chunks_in_order",
     "contract_checks",
     "destination",
     "differences",

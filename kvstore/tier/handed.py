@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from kvstore.arrays import Array, StreamArray
 from kvstore.errors import BlockDamaged, EngineError
 from kvstore.ids import TokenArray
 from kvstore.layout import Layout
-from kvstore.leases import Lease
+from kvstore.leases import Chunk, Chunks, Lease
 
 __all__ = ["Handed"]
 
@@ -45,7 +46,26 @@ class Handed:
         except BlockDamaged as error:
             self._damage = error
             raise
-        for name in arrays:
+        self._note(arrays, start, stop)
+
+    @contextlib.contextmanager
+    def chunks(self, chunks: Sequence[Chunk], *, ahead: int = 1) -> Iterator[Iterator[Chunk]]:
+        """See `Restored.chunks`."""
+        with self._lease.chunks(chunks, ahead=ahead) as filled:
+            yield self._noted(filled)
+
+    def _noted(self, filled: Chunks) -> Iterator[Chunk]:
+        try:
+            for chunk in filled:
+                self._note(chunk.buffer.arrays, chunk.start, chunk.stop)
+                yield chunk
+        except BlockDamaged as error:
+            self._damage = error
+            raise
+
+    def _note(self, names: Iterable[str], start: int, stop: int) -> None:
+        """Rows of these positions are in the engine's hands."""
+        for name in names:
             taken = self._taken[name]
             if taken and taken[-1][1] == start:
                 start_before, _ = taken.pop()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from kvstore.arrays import Array, StreamArray
 from kvstore.ids import TokenArray
 from kvstore.layout import Layout
+from kvstore.leases import Chunk
 
 __all__ = ["Array", "Captured", "Engine", "Restored"]
 
@@ -67,6 +69,27 @@ class Restored(Protocol):
             When a byte is wrong; the contents of the arrays are undefined then, and the engine must let the error pass.
         ArrayError
             When an array or the range doesn't fit.
+        """
+
+    def chunks(self, chunks: Sequence[Chunk], *, ahead: int = 1) -> AbstractContextManager[Iterator[Chunk]]:
+        """Take a prefix through small buffers, chunk by chunk: each is given once it is copied and every byte of it is validated.
+
+        As `copy_into` for each, but the next chunks are copied while the engine reads the one before. Iterate in a `with` block.
+
+        Parameters
+        ----------
+        chunks : sequence of Chunk
+            Each starts where the one before stops, at a multiple of the layout's `block_tokens`.
+        ahead : int
+            How many chunks may be in place beyond the one that the engine has. A chunk's buffer must not overlap those of the
+            `ahead` chunks before it; other chunks may have the same.
+
+        Raises
+        ------
+        BlockDamaged
+            In the iteration: the contents of the chunk's buffer are undefined then, and the engine must let the error pass.
+        ArrayError
+            When a range or a buffer doesn't fit.
         """
 
     @property

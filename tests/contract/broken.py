@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from kvstore import Captured, Layout, Restored
+from kvstore import Captured, Chunk, Layout, Restored
 from kvstore.testing import HashEngine
 from kvstore.testing.sessions import state_shape
 
-from .whole import InRanges
+from .whole import InChunks, InRanges
 
 
 def forgetful(name: str) -> type[HashEngine]:
@@ -342,6 +342,39 @@ class RangesInOnePlace(InRanges):
         self.states = restored.states()
         self.position = restored.length
         self._reread()
+
+
+class ReadsChunksLate(InChunks):
+    """Reads chunks when it has been given all of them, and their buffers hold others by then."""
+
+    def apply(self, restored: Restored) -> None:
+        """See the class."""
+        with restored.chunks(self.cut(restored.length)) as filled:
+            for chunk in list(filled):
+                self.take(chunk)
+        self.states = restored.states()
+        self.position = restored.length
+        self._reread()
+
+
+class LeavesChunksOut(InChunks):
+    """Doesn't ask for the last chunk."""
+
+    def cut(self, length: int) -> list[Chunk]:
+        """See the class."""
+        chunks = super().cut(length)
+        return chunks[:-1] or chunks
+
+
+class SwallowsErrorsInChunks(InChunks):
+    """Goes on after an error in one of its chunks."""
+
+    def apply(self, restored: Restored) -> None:
+        """See the class."""
+        try:
+            super().apply(restored)
+        except Exception:
+            self.position = restored.length
 
 
 class SwallowsErrors(HashEngine):

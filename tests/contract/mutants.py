@@ -22,18 +22,21 @@ from .broken import (
     KeepsStatesAtReset,
     KeepsStatesAtResetAfterARestore,
     LayoutOfTheMoment,
+    LeavesChunksOut,
     LooksAtTheShapeOnly,
     Moody,
     NeverResets,
     OneMemory,
     OnePositionShort,
     RangesInOnePlace,
+    ReadsChunksLate,
     ReadsTheFirstRowsOnly,
     RemembersTheLongest,
     Restarts,
     RewritesThePast,
     StaysWithItsOwn,
     SwallowsErrors,
+    SwallowsErrorsInChunks,
     SwallowsErrorsInRanges,
     Throws,
     WindowAsRows,
@@ -51,7 +54,7 @@ from .broken_captures import (
 )
 from .broken_hybrids import DeadKeyElsewhere, UnreadDrafter, Unshifted, forgetful_hybrid
 from .drivers import EMPTY, EXTENSION, HYBRID, PLAIN, RECURRENT, HashDriver, HybridDriver
-from .whole import ExtensionTypes, HandsOutViews, InPages, InRanges, PartByPart
+from .whole import ExtensionTypes, HandsOutViews, InChunks, InPages, InRanges, PartByPart
 
 __all__ = ["GOOD", "MUTANTS", "Mutant"]
 
@@ -79,6 +82,8 @@ GOOD: dict[str, EngineDriver[Any]] = {
     "pages": _hash(InPages),
     "ranges": _hash(InRanges),
     "ranges, no states": _hash(InRanges, PLAIN),
+    "chunks": _hash(InChunks),
+    "chunks, no states": _hash(InChunks, PLAIN),
     "extension types": _hash(ExtensionTypes, EXTENSION),
 }
 
@@ -113,6 +118,10 @@ MUTANTS: dict[str, Mutant] = {
     "never reads k, in ranges": Mutant(_hash(unread("k", InRanges)), "negative_controls", "omission of k would go unnoticed"),
     "ranges in one place": Mutant(_hash(RangesInOnePlace), "round_trip", f"{_FRESH} 41 k, v, pool differ: k (row 0; 41"),
     "swallows errors in ranges": Mutant(_hash(SwallowsErrorsInRanges), "failed_apply", "would go on with a mixture"),
+    "never reads k, in chunks": Mutant(_hash(unread("k", InChunks)), "negative_controls", "omission of k would go unnoticed"),
+    "reads chunks late": Mutant(_hash(ReadsChunksLate), "round_trip", f"{_FRESH} 41 k, v, pool differ: k (row 0; 9 of 41"),
+    "leaves chunks out": Mutant(_hash(LeavesChunksOut), "round_trip", "took a restored prefix without"),
+    "swallows errors in chunks": Mutant(_hash(SwallowsErrorsInChunks), "failed_apply", "would go on with a mixture"),
     "a window as rows": Mutant(_hash(WindowAsRows, PLAIN), "offered_positions", "v differ: v (row"),
     "stays with its own": Mutant(_hash(StaysWithItsOwn), "round_trip", "goes on from a restore differently"),
     "one position short": Mutant(_hash(OnePositionShort), "round_trip", "goes on from a restore differently"),

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from kvstore import Captured, Layout, Paged, Restored
+from kvstore import Captured, Chunk, HostBuffer, Layout, Paged, Restored
 from kvstore.arrays import StreamArray
 from kvstore.testing import HashEngine
 
@@ -55,6 +55,35 @@ class InRanges(HashEngine):
                 self.states = restored.states()
         self.position = restored.length
         self._reread()
+
+
+class InChunks(HashEngine):
+    """Takes its rows in chunks of a block through two buffers, by turns, and the states at the end."""
+
+    def apply(self, restored: Restored) -> None:
+        """See the class."""
+        with restored.chunks(self.cut(restored.length)) as filled:
+            for chunk in filled:
+                self.take(chunk)
+        self.states = restored.states()
+        self.position = restored.length
+        self._reread()
+
+    def cut(self, length: int) -> list[Chunk]:
+        """What it asks for."""
+        layout, size = self._layout, self._layout.block_tokens
+        shapes = {s.name: (s.array_shape(size), s.view_dtype) for s in layout.streams}
+        ring = [HostBuffer(layout, {n: np.zeros(*given) for n, given in shapes.items()}, size) for _ in range(2)]
+        return [Chunk(start, min(start + size, length), ring[i % 2]) for i, start in enumerate(range(0, length, size))]
+
+    def take(self, chunk: Chunk) -> None:
+        """Copy a chunk to where it belongs."""
+        for stream in self._layout.streams:
+            span = slice(stream.rows(chunk.start), stream.rows(chunk.stop))
+            array = chunk.buffer.arrays[stream.name]
+            assert isinstance(array, np.ndarray)
+            rows = np.moveaxis(array, stream.token_axis, 0)
+            self._rows(stream.name, stream.token_axis)[span] = rows[: span.stop - span.start]
 
 
 class InPages(HashEngine):

@@ -37,7 +37,7 @@ def random_tokens(seed: int, count: int) -> TokenArray:
 
 def engine_on(context: Context, name: str, **options: Any) -> LlamaCppEngine:
     """Make an engine on a context, which restores block by block."""
-    given = {"probe": context.probe, "block_tokens": BLOCK, "piece_bytes": 1, **options}
+    given = {"probe": context.probe, "block_tokens": BLOCK, "chunk_bytes": 1, **options}
     return LlamaCppEngine(context.library.c, context.pointer, model=name, identity=context.settings, **given)
 
 

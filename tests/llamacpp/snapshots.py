@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,8 @@ import numpy.typing as npt
 from kvstore.arrays import Array, StreamArray
 from kvstore.errors import BlockDamaged
 from kvstore.ids import TokenArray, Tokens, as_tokens
+from kvstore.leases import Chunk
+from kvstore.testing import chunks_in_order
 from kvstore.tier.protocol import Engine
 
 
@@ -58,6 +61,10 @@ class Snapshot:
             assert isinstance(target, np.ndarray)
             stream.check_array(target, stop - start)
             target[...] = np.take(self.rows[stream.name], range(start, stop), axis=stream.token_axis)
+
+    def chunks(self, chunks: Sequence[Chunk], *, ahead: int = 1) -> AbstractContextManager[Iterator[Chunk]]:
+        """Copy each when it is asked for."""
+        return chunks_in_order(self, chunks)
 
     @property
     def states_bytes(self) -> int:

@@ -43,7 +43,7 @@ def test_the_size_of_a_piece_changes_nothing(tiny: Models, name: str, blocks: in
         context.decode(PROMPT[:300], 0)
         snapshot = Snapshot(engine, PROMPT[:300])
         whole = held(engine, 300)
-        other = engine_on(context, name, piece_bytes=blocks * engine.layout().payload_bytes(BLOCK))
+        other = engine_on(context, name, chunk_bytes=blocks * engine.layout().payload_bytes(BLOCK))
         other.apply(snapshot)
         assert held(engine, 300) == whole
         assert context.position(1) == 0

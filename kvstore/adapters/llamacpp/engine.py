@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -15,18 +16,46 @@ from kvstore.adapters.llamacpp.functions import ALL, PARTIAL, Functions
 from kvstore.adapters.llamacpp.geometry import POSITION, Geometry
 from kvstore.adapters.llamacpp.learn import learn
 from kvstore.errors import EngineError, LayoutError
+from kvstore.ids import TokenArray
+from kvstore.kernel import address_of
 from kvstore.layout import Layout, Stream
+from kvstore.leases import Chunk, HostBuffer
 from kvstore.tier.protocol import Array, Captured, Restored
 
 __all__ = ["LlamaCppEngine"]
 
-_PIECE_BYTES = 24 << 20  # what is restored at a time; see docs/architecture.md
+_CHUNK_BYTES = 4 << 20  # what is restored at a time, a block of usual size: see docs/architecture.md
+_BUFFERS = 2  # one is filled while the other is read
 _STATES = -1  # beside the flags of blobs: the key of the buffer in which states are restored
 _REQUIRED = ("build", "weights")
 _UNSUPPORTED = (
     "this adapter takes models with K and V for every position or a sliding window, recurrent layers, or a mix of these, and "
     "none with MLA or other state; the context must be made with kv_unified = true and n_seq_max >= 2"
 )
+
+
+class _Slot:
+    """A buffer that chunks of so many positions go through: a blob, of which all but rows and positions stays the same.
+
+    It may lie over another one, which then has to be written anew.
+    """
+
+    def __init__(self, frame: Frame, blob: npt.NDArray[np.uint8], layout: Layout, over: _Slot | None = None) -> None:
+        self.frame = frame
+        self.blob = blob
+        self.buffer = HostBuffer(layout, frame.streams(blob), frame.cells.rows or 0)
+        self._over = over
+        self._written = False
+
+    def place(self, seq_id: int, stop: int, tokens: TokenArray) -> None:
+        """Write what lies around the rows, which end before position `stop`."""
+        if self._written:
+            self.frame.place(self.blob, stop, tokens)
+            return
+        self.frame.write(self.blob, seq_id, stop, tokens)
+        self._written = True
+        if self._over is not None:
+            self._over._written = False
 
 
 class LlamaCppEngine:
@@ -66,9 +95,9 @@ class LlamaCppEngine:
         The session's sequence, and one that the engine may fill and clear. It must be empty between calls.
     block_tokens : int
         Positions in a block, see `Layout`; by default what the size of the rows makes good. Identity.
-    piece_bytes : int
-        Rows that are restored at a time, rounded down to blocks, one at least: the size of a buffer that is kept between calls.
-        A call costs some 0.1 ms more for each piece; one much larger than the processor's caches is slower.
+    chunk_bytes : int
+        Rows that are restored at a time, rounded down to blocks, one at least: the size of two buffers that are kept between
+        calls. A call costs some 0.1 ms more for each chunk; ones that don't fit the processor's caches together are slower.
 
     Raises
     ------
@@ -92,17 +121,18 @@ class LlamaCppEngine:
         seq_id: int = 0,
         scratch_seq_id: int = 1,
         block_tokens: int = 0,
-        piece_bytes: int = _PIECE_BYTES,
+        chunk_bytes: int = _CHUNK_BYTES,
     ) -> None:
         if seq_id == scratch_seq_id or min(seq_id, scratch_seq_id) < 0:
             raise EngineError(f"the session and the scratch sequence must be two, got {seq_id} and {scratch_seq_id}")
         self._seq, self._scratch = seq_id, scratch_seq_id
         self._functions = Functions(library, context)
         self._buffers: dict[int, npt.NDArray[np.uint8]] = {}
+        self._slots: dict[int, _Slot] = {}
         self._geometry = self._learn(probe)
         self._layout = _layout(self._geometry, model, identity, block_tokens)
         block = self._layout.block_tokens
-        self._step = block * max(1, piece_bytes // max(self._layout.payload_bytes(block), 1))  # positions of a piece
+        self._step = block * max(1, chunk_bytes // max(self._layout.payload_bytes(block), 1))  # positions of a chunk
 
     def layout(self) -> Layout:
         """What the session's state consists of.
@@ -117,7 +147,7 @@ class LlamaCppEngine:
         """Hand out the rows of [start, stop), and the states if the sequence ends at `stop`: valid until the next call.
 
         Only these positions leave the engine; the time and the memory (one blob, kept for the next call) are in
-        proportion to them. Ask for long ranges in pieces. With recurrent layers each call reads their state as well.
+        proportion to them. Ask for long ranges in chunks. With recurrent layers each call reads their state as well.
 
         Raises
         ------
@@ -131,9 +161,9 @@ class LlamaCppEngine:
         return Captured(rows, self._states() if stop == self._position() else {})
 
     def apply(self, restored: Restored) -> None:
-        """Take a stored prefix: piece by piece through one small buffer and the scratch sequence, then the states.
+        """Take a stored prefix: chunk by chunk through two small buffers and the scratch sequence, then the states.
 
-        Each piece has passed its checks before libllama reads it. What is raised in the middle leaves the sequence with a part
+        Each chunk has passed its checks before libllama reads it. What is raised in the middle leaves the sequence with a part
         of the prefix, for `reset` to clear.
 
         Raises
@@ -142,40 +172,59 @@ class LlamaCppEngine:
             When the states are not of the position that is restored, or the window's do not fit it; when somebody else has
             filled the scratch sequence. The sequence is as it was.
         LlamaCppError
-            When libllama does not take a piece (too small a context, or cells in use by other sequences), or the sequence
+            When libllama does not take a chunk (too small a context, or cells in use by other sequences), or the sequence
             does not stand where it should afterwards.
         """
         geometry, length = self._geometry, restored.length
         self._check_scratch(partial=geometry.partial)
         partial = self._partial_blob(restored) if geometry.partial else None
-        self._functions.remove(self._seq)
-        if geometry.rows is not None:
-            self._put_rows(restored)
+        with self._chunks(restored) as chunks:
+            # while the first one is copied
+            self._functions.remove(self._seq)
+            nbytes = Frame(geometry, self._cells(length)).nbytes
+            for chunk, slot in chunks:
+                self._put(chunk, slot, restored)
         if partial is not None:
             self._set(partial, self._seq, PARTIAL, length)
-        self._check_restored(length, 0 if partial is None else partial.size - self._empty(rows=False))
+            nbytes += partial.size - self._empty(rows=False)
+        self._check_restored(length, nbytes)
 
-    def _put_rows(self, restored: Restored) -> None:
-        length, frame = restored.length, None
-        for start in range(0, length, self._step):
-            stop = min(start + self._step, length)
-            if frame is None or frame.cells.rows != stop - start:
-                frame = Frame(self._geometry, self._cells(stop - start))
-                blob = self._room(frame.nbytes)
-                frame.write(blob, self._scratch, stop, restored.tokens)
-                streams = frame.streams(blob)
-            else:
-                frame.place(blob, stop, restored.tokens)
-            restored.copy_into(streams, start=start, stop=stop)
-            try:
-                self._set(blob, self._scratch, 0, length)
-                self._functions.copy(self._scratch, self._seq, ALL, ALL)
-            finally:
-                self._functions.remove(self._scratch)
+    @contextlib.contextmanager
+    def _chunks(self, restored: Restored) -> Iterator[Iterable[tuple[Chunk, _Slot]]]:
+        """Cut the rows into chunks and begin to copy them; give each with the buffer that it's in, as soon as it is."""
+        if self._geometry.rows is None:
+            yield ()
+            return
+        chunks, slots = list[Chunk](), list[_Slot]()
+        for start in range(0, restored.length, self._step):
+            stop = min(start + self._step, restored.length)
+            slots.append(self._slot(len(slots) % _BUFFERS, stop - start))
+            chunks.append(Chunk(start, stop, slots[-1].buffer))
+        with restored.chunks(chunks, ahead=_BUFFERS - 1) as filled:
+            yield zip(filled, slots, strict=True)
 
-    def _check_restored(self, length: int, partial: int) -> None:
+    def _put(self, chunk: Chunk, slot: _Slot, restored: Restored) -> None:
+        """Add a chunk to the sequence, through the scratch sequence."""
+        slot.place(self._scratch, chunk.stop, restored.tokens)
+        try:
+            self._set(slot.blob, self._scratch, 0, restored.length)
+            self._functions.copy(self._scratch, self._seq, ALL, ALL)
+        finally:
+            self._functions.remove(self._scratch)
+
+    def _slot(self, place: int, rows: int) -> _Slot:
+        """Give a buffer for a chunk of so many positions, in one of the places that chunks lie in by turns."""
+        whole = self._slots.get(place)
+        if whole is None:
+            frame = Frame(self._geometry, self._cells(self._step))
+            whole = self._slots[place] = _Slot(frame, np.empty(frame.nbytes, np.uint8), self._layout)
+        if rows == self._step:
+            return whole
+        frame = Frame(self._geometry, self._cells(rows))
+        return _Slot(frame, whole.blob[: frame.nbytes], self._layout, over=whole)
+
+    def _check_restored(self, length: int, nbytes: int) -> None:
         low, high = self._functions.span(self._seq)
-        nbytes = Frame(self._geometry, self._cells(length)).nbytes + partial
         held = self._functions.size(self._seq)
         if high != length - 1 or (low and not self._geometry.partial) or held != nbytes:
             raise LlamaCppError(
@@ -201,7 +250,7 @@ class LlamaCppEngine:
 
     def release(self) -> None:
         """Give back the memory that is kept between calls; the next call takes new memory."""
-        self._buffers = {}
+        self._buffers, self._slots = {}, {}
 
     def _position(self) -> int:
         return self._functions.span(self._seq)[1] + 1
@@ -273,7 +322,7 @@ class LlamaCppEngine:
         )
 
     def _set(self, blob: npt.NDArray[np.uint8], seq: int, flags: int, length: int) -> None:
-        taken = self._functions.set(blob.ctypes.data, blob.size, seq, flags)
+        taken = self._functions.set(address_of(blob), blob.size, seq, flags)
         if taken != blob.size:
             raise LlamaCppError(
                 f"libllama took {taken} of the {blob.size} bytes of {length} positions; is the context large enough, "

@@ -139,6 +139,8 @@ class Frame:
     def place(self, blob: Buffer, stop: int, tokens: TokenArray) -> None:
         """Write the positions anew, and tokens where cells hold them: for a blob that was written, and is to end elsewhere."""
         for section in (self._rows, self._window):
+            if not section.cells:
+                continue
             table = self._table(blob, section)
             table["position"] = np.arange(stop - section.cells, stop, dtype="<i4")
             if self.geometry.mrope:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TypeAlias
 
 import numpy as np
@@ -11,6 +12,8 @@ import numpy.typing as npt
 from kvstore.arrays import Array, Paged, StreamArray
 from kvstore.ids import TokenArray
 from kvstore.layout import Layout, Stream
+from kvstore.leases import Chunk
+from kvstore.testing.in_order import chunks_in_order
 from kvstore.tier import Captured, Engine, Restored
 
 __all__ = ["STATES", "CutOff", "CutOffError", "Spoiled", "Wrapped", "rows_in"]
@@ -72,6 +75,9 @@ class _Through:
 
     def copy_into(self, arrays: Mapping[str, StreamArray], *, start: int = 0, stop: int | None = None) -> None:
         self._restored.copy_into(arrays, start=start, stop=stop)
+
+    def chunks(self, chunks: Sequence[Chunk], *, ahead: int = 1) -> AbstractContextManager[Iterator[Chunk]]:
+        return chunks_in_order(self, chunks)  # through `copy_into`, which is what a wrapper changes
 
     @property
     def states_bytes(self) -> int:

@@ -1,0 +1,131 @@
+/* Restoring chunk by chunk through a few buffers, ahead of who takes the chunks out of them. */
+#define _GNU_SOURCE
+#include "pool.h"
+#include "restore.h"
+
+#include <errno.h>
+
+enum { LOOK = 200 }; /* milliseconds after which a wait looks whether it is to stop */
+
+typedef struct chunks {
+    call all; /* what all chunks have in common: where block 0 and destination 0 are */
+    size_t count, ahead;
+    const uint32_t *which;
+    const uint64_t *ends;
+    const uint8_t *direct;
+    int32_t *filled;
+    const int32_t *taken;
+    int threads;
+    pthread_mutex_t lock;
+    size_t next; /* the chunk that nobody has begun yet */
+    int error;   /* 0, or why none is begun any more; ECANCELED also where one isn't sound */
+    bool unsound;
+} chunks;
+
+/* Every segment was read and has the sum that it should. */
+static bool is_sound(const call *k) {
+    for (size_t b = 0; b < k->blocks; b++) {
+        if (k->errors[b]) return false;
+        for (size_t s = 0; s < k->streams; s++)
+            if (k->rows[s].base && k->sums[b * k->streams + s] != k->expected[b * k->streams + s]) return false;
+    }
+    return true;
+}
+
+static bool stopped(const chunks *all) { return all->all.stop && __atomic_load_n(all->all.stop, __ATOMIC_RELAXED); }
+
+/* Waits until chunk p may be begun. Returns 0, or ECANCELED. */
+static int await_room(const chunks *all, size_t p) {
+    while (p > all->ahead && !kvs_progress_wait(&all->taken[p - all->ahead - 1], LOOK))
+        if (stopped(all)) break;
+    return stopped(all) ? ECANCELED : 0;
+}
+
+/* Restores chunk p. Returns 0 or an errno; *cold is whether some of it was not in the page cache. */
+static int restore_chunk(chunks *all, size_t p, bool *cold) {
+    const size_t begin = p ? (size_t)all->ends[p - 1] : 0, streams = all->all.streams;
+    call k = all->all;
+    k.rows += all->which[p] * streams;
+    k.blocks = (size_t)all->ends[p] - begin;
+    k.payloads += begin, k.first += begin, k.tokens += begin, k.used += begin, k.offset_row += begin;
+    k.expected += begin * streams, k.sums += begin * streams, k.errors += begin, k.read += begin;
+    const int error = kvs_restore_call(&k, all->direct + begin, all->threads);
+    if (error) return error;
+    *cold = false;
+    for (size_t b = 0; b < k.blocks; b++) *cold = *cold || k.read[b];
+    const bool sound = is_sound(&k);
+    kvs_progress_set(&all->filled[p], sound ? 1 : -1);
+    if (sound) return 0;
+    pthread_mutex_lock(&all->lock);
+    all->unsound = true;
+    pthread_mutex_unlock(&all->lock);
+    return ECANCELED;
+}
+
+static void *run_lane(void *context);
+
+/*
+ * Begins chunks as long as there are any. The disk would have nothing to do between the last reads of one and the first of the
+ * next: so where the first chunk was cold, two are under way at once.
+ */
+static void run(chunks *all, bool first) {
+    pthread_t other;
+    bool helped = false, cold = false;
+    for (;;) {
+        pthread_mutex_lock(&all->lock);
+        const size_t p = all->next;
+        const bool over = all->error || p == all->count;
+        if (!over) all->next++;
+        pthread_mutex_unlock(&all->lock);
+        if (over) break;
+        int error = await_room(all, p);
+        if (!error) error = restore_chunk(all, p, &cold);
+        if (error) {
+            pthread_mutex_lock(&all->lock);
+            if (!all->error) all->error = error;
+            pthread_mutex_unlock(&all->lock);
+        } else if (first && cold && !helped && all->count > 2) {
+            helped = !kvs_start_thread(&other, run_lane, all);
+        }
+    }
+    if (helped) pthread_join(other, NULL);
+}
+
+static void *run_lane(void *context) {
+    run(context, false);
+    return NULL;
+}
+
+int kvs_restore_chunks(const kvs_source *source, const kvs_rows *rows, size_t streams, size_t count, const uint32_t *which,
+                       const uint64_t *ends, const uint64_t *payloads, const int64_t *first, const int64_t *tokens,
+                       const int64_t *used, const uint64_t *offsets, const uint32_t *offset_row, const uint32_t *expected,
+                       const uint8_t *direct, uint32_t *sums, int32_t *errors, uint8_t *read, int32_t *filled,
+                       const int32_t *taken, size_t ahead, const int32_t *stop, int threads) {
+    chunks all = {.all = {.source = source,
+                          .rows = rows,
+                          .streams = streams,
+                          .payloads = payloads,
+                          .first = first,
+                          .tokens = tokens,
+                          .used = used,
+                          .offsets = offsets,
+                          .offset_row = offset_row,
+                          .expected = expected,
+                          .sums = sums,
+                          .errors = errors,
+                          .read = read,
+                          .stop = stop,
+                          .near = true},
+                  .count = count,
+                  .ahead = ahead,
+                  .which = which,
+                  .ends = ends,
+                  .direct = direct,
+                  .filled = filled,
+                  .taken = taken,
+                  .threads = threads,
+                  .lock = PTHREAD_MUTEX_INITIALIZER};
+    run(&all, true);
+    pthread_mutex_destroy(&all.lock);
+    return all.unsound ? 0 : all.error;
+}
