@@ -4,6 +4,7 @@
 #include "restore.h"
 
 #include <errno.h>
+#include <string.h>
 
 enum { LOOK = 200 }; /* milliseconds after which a wait looks whether it is to stop */
 
@@ -17,9 +18,9 @@ typedef struct chunks {
     const int32_t *taken;
     int threads;
     pthread_mutex_t lock;
-    size_t next; /* the chunk that nobody has begun yet */
-    int error;   /* 0, or why none is begun any more; ECANCELED also where one isn't sound */
-    bool unsound;
+    size_t next;   /* the chunk that nobody has begun yet */
+    size_t failed; /* the first that failed, or `count`: none behind it is begun any more; written under the lock */
+    int error;     /* why that one failed; 0 where it isn't sound */
 } chunks;
 
 /* Every segment was read and has the sum that it should. */
@@ -34,15 +35,27 @@ static bool is_sound(const call *k) {
 
 static bool stopped(const chunks *all) { return all->all.stop && __atomic_load_n(all->all.stop, __ATOMIC_RELAXED); }
 
-/* Waits until chunk p may be begun. Returns 0, or ECANCELED. */
-static int await_room(const chunks *all, size_t p) {
-    while (p > all->ahead && !kvs_progress_wait(&all->taken[p - all->ahead - 1], LOOK))
-        if (stopped(all)) break;
-    return stopped(all) ? ECANCELED : 0;
+/* Notes that chunk p failed. What comes before it is still wanted. */
+static void fail(chunks *all, size_t p, int error) {
+    pthread_mutex_lock(&all->lock);
+    if (p < all->failed) {
+        __atomic_store_n(&all->failed, p, __ATOMIC_RELAXED);
+        all->error = error;
+    }
+    pthread_mutex_unlock(&all->lock);
 }
 
-/* Restores chunk p. Returns 0 or an errno; *cold is whether some of it was not in the page cache. */
-static int restore_chunk(chunks *all, size_t p, bool *cold) {
+/* Waits until chunk p may be begun. False if it's not to be begun any more: who has met a bad chunk takes no other. */
+static bool await_room(const chunks *all, size_t p) {
+    for (;;) {
+        if (stopped(all) || __atomic_load_n(&all->failed, __ATOMIC_RELAXED) < p) return false;
+        if (p <= all->ahead || kvs_progress_wait(&all->taken[p - all->ahead - 1], LOOK)) break;
+    }
+    return !stopped(all) && __atomic_load_n(&all->failed, __ATOMIC_RELAXED) > p;
+}
+
+/* Restores chunk p. Returns whether some of it was not in the page cache. */
+static bool restore_chunk(chunks *all, size_t p) {
     const size_t begin = p ? (size_t)all->ends[p - 1] : 0, streams = all->all.streams;
     call k = all->all;
     k.rows += all->which[p] * streams;
@@ -50,16 +63,17 @@ static int restore_chunk(chunks *all, size_t p, bool *cold) {
     k.payloads += begin, k.first += begin, k.tokens += begin, k.used += begin, k.offset_row += begin;
     k.expected += begin * streams, k.sums += begin * streams, k.errors += begin, k.read += begin;
     const int error = kvs_restore_call(&k, all->direct + begin, all->threads);
-    if (error) return error;
-    *cold = false;
-    for (size_t b = 0; b < k.blocks; b++) *cold = *cold || k.read[b];
+    if (error) {
+        memset(k.errors, 0, k.blocks * sizeof *k.errors); /* that says nothing of the blocks */
+        fail(all, p, error);
+        return false;
+    }
+    bool cold = false;
+    for (size_t b = 0; b < k.blocks; b++) cold = cold || k.read[b];
     const bool sound = is_sound(&k);
+    if (!sound) fail(all, p, 0);
     kvs_progress_set(&all->filled[p], sound ? 1 : -1);
-    if (sound) return 0;
-    pthread_mutex_lock(&all->lock);
-    all->unsound = true;
-    pthread_mutex_unlock(&all->lock);
-    return ECANCELED;
+    return cold;
 }
 
 static void *run_lane(void *context);
@@ -70,23 +84,18 @@ static void *run_lane(void *context);
  */
 static void run(chunks *all, bool first) {
     pthread_t other;
-    bool helped = false, cold = false;
+    bool helped = false;
     for (;;) {
         pthread_mutex_lock(&all->lock);
-        const size_t p = all->next;
-        const bool over = all->error || p == all->count;
-        if (!over) all->next++;
+        const size_t p = all->next < all->failed ? all->next++ : all->count;
         pthread_mutex_unlock(&all->lock);
-        if (over) break;
-        int error = await_room(all, p);
-        if (!error) error = restore_chunk(all, p, &cold);
-        if (error) {
-            pthread_mutex_lock(&all->lock);
-            if (!all->error) all->error = error;
-            pthread_mutex_unlock(&all->lock);
-        } else if (first && cold && !helped && all->count > 2) {
-            helped = !kvs_start_thread(&other, run_lane, all);
+        if (p == all->count) break;
+        if (!await_room(all, p)) {
+            if (stopped(all)) fail(all, p, ECANCELED);
+            break;
         }
+        const bool cold = restore_chunk(all, p);
+        if (first && cold && !helped && all->count > 2) helped = !kvs_start_thread(&other, run_lane, all);
     }
     if (helped) pthread_join(other, NULL);
 }
@@ -117,6 +126,7 @@ int kvs_restore_chunks(const kvs_source *source, const kvs_rows *rows, size_t st
                           .stop = stop,
                           .near = true},
                   .count = count,
+                  .failed = count,
                   .ahead = ahead,
                   .which = which,
                   .ends = ends,
@@ -127,5 +137,5 @@ int kvs_restore_chunks(const kvs_source *source, const kvs_rows *rows, size_t st
                   .lock = PTHREAD_MUTEX_INITIALIZER};
     run(&all, true);
     pthread_mutex_destroy(&all.lock);
-    return all.unsound ? 0 : all.error;
+    return all.error;
 }

@@ -155,8 +155,8 @@ int kvs_restore(const kvs_source *source, const kvs_rows *rows, size_t streams, 
  * rows + which[p] * streams, first[b] being relative to those. What is put there stays near the processor, since it is
  * read right afterwards: chunks should be a few MiB.
  *
- * filled[p] (zeros before) becomes 1 as soon as chunk p is in place and sound; -1 if it isn't, and then none is begun any
- * more. Chunks are begun in order, two at once where they aren't in the page cache. Chunk p is begun when
+ * filled[p] (zeros before) becomes 1 as soon as chunk p is in place and sound; -1 if it isn't, and then none behind it is
+ * begun any more, whatever is taken. Chunks are begun in order, two at once where they aren't in the page cache. Chunk p is begun when
  * taken[p - ahead - 1] isn't 0 any more, so a chunk must not lie over one of the `ahead` before it. Both are waited for and
  * set by kvs_progress_wait and kvs_progress_set. Everything else is as for kvs_restore; nothing is said of blocks whose
  * chunk was not begun.

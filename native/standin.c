@@ -115,8 +115,8 @@ static void place_tail(watched *w, uintptr_t low, uintptr_t high, size_t lost, s
     struct stat file;
     if (fstat(reader, &file) || (uintmax_t)file.st_size > lost) return; /* a bad sector */
     const size_t size = (size_t)file.st_size, tail = size / system_page * system_page;
-    if (tail == size || tail / page < META_PAGES || tail >= high - low || atomic_exchange(&w->tail, tail) == tail) return;
-    place(low, tail, system_page, page, reader);
+    if (tail == size || tail / page < META_PAGES || tail >= high - low || atomic_load(&w->tail) == tail) return;
+    if (place(low, tail, system_page, page, reader)) atomic_store(&w->tail, tail); /* twice does no harm */
 }
 
 bool kvs_stand_in(uintptr_t address) {

@@ -238,11 +238,20 @@ static void restore_in_chunks(const char *directory, int64_t tokens, const int64
     begin_chunks(&f, &t, 0, 0, &thread); /* none ahead */
     CHECK(await(&t.filled[0]) == 1 && !kvs_progress_wait(&t.filled[1], 20));
     kvs_progress_set(&t.taken[0], 1);
-    CHECK(await(&t.filled[1]) == -1);
-    kvs_progress_set(&t.taken[1], 1);
+    CHECK(await(&t.filled[1]) == -1); /* which nobody takes */
     end_chunks(&t, thread);
     CHECK(!t.result && t.filled[2] == -2 && !t.o.errors[1]);
     for (int i = 0; i < 2 * STREAMS; i++) CHECK((t.o.sums[i] == f.sums[i]) == (i != STREAMS + 2));
+    /* Cold, so that the third chunk waits beside the second, for a buffer that it would never get. */
+    for (size_t ahead = 0; ahead < 2; ahead++) {
+        drop(&f);
+        begin_chunks(&f, &t, 1, ahead, &thread);
+        CHECK(await(&t.filled[0]) == 1);
+        kvs_progress_set(&t.taken[0], 1);
+        CHECK(await(&t.filled[1]) == -1);
+        end_chunks(&t, thread);
+        CHECK(!t.result);
+    }
     end(&f);
 }
 

@@ -7,10 +7,9 @@ copied from others. So nothing is committed from then on.
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import logging
 import os
+import threading
 
 import lmdb
 import numpy as np
@@ -26,12 +25,6 @@ __all__ = ["MapFaults"]
 _log = logging.getLogger("kvstore")
 
 _READ_AT_ONCE = 4 << 20
-
-# The end of a file, by a call that keeps the GIL: whoever looks is to go on at once, not when other threads let it.
-_libc = ctypes.PyDLL(None)
-_seek = getattr(_libc, "lseek64", None) or _libc.lseek
-_seek.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int]
-_seek.restype = ctypes.c_int64
 
 
 class MapFaults:
@@ -59,6 +52,7 @@ class MapFaults:
         self._fd = fd
         self._pid = os.getpid()
         self._size = os.fstat(fd).st_size
+        self._growing = threading.Lock()
         self._shortened = False
         self._reported = False
         self._lost = 0  # by maps that were given up
@@ -91,20 +85,16 @@ class MapFaults:
 
     def _cut_off(self) -> bool:
         """A forked child doesn't look: its copy of the descriptor is closed, and whatever it does with the store is refused."""
-        if not self._shortened and self._pid == os.getpid():
-            known = self._size  # before the other: the file grows meanwhile, and only ever grows
-            size = _seek(self._fd, 0, os.SEEK_END)
-            if size < known or (size > known and self._is_hole(known - 1)):
-                self._shortened = True
-            self._size = size
+        if self._shortened or self._pid != os.getpid():
+            return self._shortened
+        known = self._size  # before the other: the file grows meanwhile, and only ever grows
+        size = os.fstat(self._fd).st_size
+        if size < known:
+            self._shortened = True
+        elif size > known:
+            with self._growing:  # who has looked earlier, and comes later, takes nothing back
+                self._size = max(self._size, size)
         return self._shortened
-
-    def _is_hole(self, offset: int) -> bool:
-        """Where a file ended there was something: if it's a hole now, it was cut off in front of that, and has grown since."""
-        try:
-            return os.lseek(self._fd, offset, os.SEEK_DATA) != offset
-        except OSError as error:
-            return error.errno == errno.ENXIO  # nothing but holes from there on; others are those of a file system that can't tell
 
     def check_length(self) -> None:
         """Refuse even to read, with StoreDamagedError, where the file was cut off.
@@ -112,7 +102,7 @@ class MapFaults:
         What lies behind its end in its last page reads as zeros, and so does what lies in front of whatever is written behind it.
         LMDB ends the process where it meets zeros in a tree.
         """
-        if (self._shortened or _seek(self._fd, 0, os.SEEK_END) != self._size) and self._cut_off():  # mostly this one call
+        if self._cut_off():
             raise self.error()
 
     def check(self) -> None:

@@ -70,7 +70,7 @@ _DAMAGE = (
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
-_LOOK_EVERY = 8  # records of a walk after which the file's length is looked at, which takes three times as long as a record
+_LOOK_EVERY = 8  # records of a walk after which the file's length is looked at, which takes as long as some records
 _TOO_MANY = (errno.EMFILE, errno.ENFILE)
 _FAILED = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EROFS, errno.EREMOTEIO)
 

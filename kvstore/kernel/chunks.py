@@ -53,7 +53,8 @@ def restore_chunks(
     first : ndarray of int64, shape (n,)
         Where each block's first token goes, relative to row 0 of its chunk's destination; ascending in each chunk.
     filled : ndarray of int32, shape (chunks,)
-        Zeros; becomes 1 when a chunk is in place and sound, -1 if it isn't: then none is begun any more. For `progress_wait`.
+        Zeros; becomes 1 when a chunk is in place and sound, -1 if it isn't: then none behind it is begun any more. For
+        `progress_wait`.
     taken : ndarray of int32, shape (chunks,)
         Zeros; to be set (`progress_set`) on another thread when a chunk is needed no more.
     ahead : int
@@ -83,6 +84,7 @@ def restore_chunks(
     for name, array, length in (("filled", filled, chunks), ("taken", taken, chunks), ("stop", stop, 1)):
         if array.dtype != np.int32 or array.shape != (length,) or not array.flags.c_contiguous:
             raise ValueError(f"{name} must be a contiguous int32 array of shape {(length,)}")
+    ahead = min(ahead, chunks)
     _check_chunks(job, destinations, which, ends, ahead)
     if int((job.payloads + job.sizes().astype(np.uint64)).max()) > source.length:
         raise ValueError(f"a payload reaches beyond the {source.length} bytes that are mapped")

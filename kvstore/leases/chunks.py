@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -43,6 +43,7 @@ class _Filling(Work):
         buffers = {id(chunk.buffer): chunk.buffer for chunk in chunks}
         places = {key: place for place, key in enumerate(buffers)}
         self._destinations: list[list[Rows]] = [buffer.rows() for buffer in buffers.values()]
+        self._claimed: list[HostBuffer] = []
         self._which = [places[id(chunk.buffer)] for chunk in chunks]
         self._bounds = [(chunk.start, chunk.stop) for chunk in chunks]
         self._ahead = ahead
@@ -50,6 +51,13 @@ class _Filling(Work):
         self._stop_flag = np.zeros(1, np.int32)
         self.filled = np.zeros(len(chunks), np.int32)
         self.taken = np.zeros(len(chunks), np.int32)
+
+    def claim(self, buffers: Iterable[HostBuffer]) -> None:
+        """Have the buffers to itself until it is over: nothing else may write to what was checked for somebody."""
+        for buffer in buffers:
+            if buffer not in self._claimed:
+                buffer.claim()
+                self._claimed.append(buffer)
 
     def copy(self) -> None:
         """See `Work.copy`."""
@@ -83,6 +91,8 @@ class _Filling(Work):
     def release(self) -> None:
         """See `Work.release`."""
         self._destinations = []
+        while self._claimed:
+            self._claimed.pop().give_back()
 
 
 class Chunks:
@@ -120,7 +130,7 @@ class Chunks:
         """
         work = self._work
         work.check_process()
-        if self._closed and self._next <= len(self._chunks):
+        if self._closed and self._next < len(self._chunks):
             raise TransferCancelled("these chunks were closed before all were taken")
         if 0 < self._next <= len(self._chunks):
             progress_set(work.taken, self._next - 1, 1)
@@ -132,6 +142,7 @@ class Chunks:
             pass  # so that an interrupt is answered
         if value < 0:
             self._finish()
+            raise TransferCancelled("the chunk was not filled")  # never: what ended the work was raised
         chunk = self._chunks[self._next]
         self._next += 1
         return chunk
@@ -177,5 +188,10 @@ def start_chunks(source: Source, chunks: Sequence[Chunk], ahead: int, threads: i
             raise ArrayError(f"the chunks' buffers have different streams: {sorted(buffer.arrays)} and others")
         at = chunk.stop
     work = _Filling(source, chunks, ahead, threads)
-    work.start()
+    try:
+        work.claim(chunk.buffer for chunk in chunks)
+        work.start()
+    except BaseException:
+        work.release()
+        raise
     return Chunks(work, chunks)

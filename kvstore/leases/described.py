@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from kvstore.arrays import Paged, StreamArray, check_named, check_rows, rows_of, writeable
 from kvstore.errors import ArrayError
@@ -43,8 +45,8 @@ def describe(layout: Layout, arrays: Mapping[str, StreamArray], tokens: int) -> 
 class HostBuffer:
     """Arrays for the rows of some positions, checked against a layout once, to be filled as often as wanted: see `Lease.chunks`.
 
-    Immutable; keeps the arrays alive. They must not be changed in what they are while this lives; where they were, it is refused
-    by name when they are to be filled.
+    Keeps the arrays alive. They must not be changed in what they are (shape, memory, being writeable) while this lives; where one
+    that isn't in pages was, it is refused by name when it is to be filled. Thread-safe; for one filling at a time.
 
     Parameters
     ----------
@@ -66,18 +68,20 @@ class HostBuffer:
         Says by name what doesn't fit.
     """
 
-    __slots__ = ("_known", "_rows", "arrays", "layout", "tokens")
+    __slots__ = ("_claimed", "_known", "_lock", "_rows", "arrays", "layout", "tokens")
 
     def __init__(self, layout: Layout, arrays: Mapping[str, StreamArray], tokens: int) -> None:
         if tokens < 1:
             raise ArrayError(f"a buffer has room for 1 position or more, not {tokens}")
         self.layout = layout
-        self.arrays: Mapping[str, StreamArray] = dict(arrays)
+        self.arrays: Mapping[str, StreamArray] = MappingProxyType(dict(arrays))
         self.tokens = tokens
         self._rows = describe(layout, self.arrays, tokens)
         self._known = [
             (name, a, address_of(a), a.dtype, a.shape, a.strides) for name, a in arrays.items() if not isinstance(a, Paged)
         ]
+        self._lock = threading.Lock()
+        self._claimed = False
 
     def rows(self) -> list[Rows]:
         """Give them as the kernel takes them, one for each stream of the layout. Raises ArrayError where an array was changed."""
@@ -88,12 +92,24 @@ class HostBuffer:
     def changed(self) -> str | None:
         """Name an array that isn't any more what it was, if there is one."""
         for name, array, address, dtype, shape, strides in self._known:
-            if array.dtype is not dtype or array.shape != shape or array.strides != strides:
-                return name
-            flags = array.flags  # one that owns its memory may lie elsewhere by now (ndarray.resize)
-            if not flags.writeable or (flags.owndata and address_of(array) != address):
+            same = array.dtype is dtype and array.shape == shape and array.strides == strides and array.flags.writeable
+            if not same or address_of(array) != address:  # it may lie elsewhere by now (ndarray.resize)
                 return name
         return None
+
+    def claim(self) -> None:
+        """Begin to fill it. Raises ArrayError while somebody else does."""
+        with self._lock:
+            if self._claimed:
+                raise ArrayError(
+                    "a buffer is being filled by other chunks, which aren't closed; wait for them or use another buffer"
+                )
+            self._claimed = True
+
+    def give_back(self) -> None:
+        """Nothing writes to it any more."""
+        with self._lock:
+            self._claimed = False
 
 
 class Described:

@@ -227,7 +227,10 @@ class Lease:
         Raises
         ------
         ArrayError
-            When a range or a buffer doesn't fit. The iteration raises it where buffers overlap; no byte has moved then either.
+            When a range or a buffer doesn't fit, or something else fills the buffer. The iteration raises it where buffers
+            overlap; no byte has moved then either.
+        BlockDamaged
+            In the iteration, when a byte isn't what was saved: that chunk isn't handed out, and the block is refused from now on.
         LeaseClosedError
             After the lease has ended.
         """

@@ -188,7 +188,7 @@ class Work:
             self._abandoned = True
             if self.count() < len(self.streams):
                 _log.warning(
-                    "a transfer was dropped before it was finished: it is cancelled; call finish() or use it in a with block"
+                    "a transfer was dropped before it was finished: it is cancelled; wait for its end or use it in a with block"
                 )
                 self.stop()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -125,11 +127,45 @@ def test_damage(tmp_path: Path) -> None:
         taker.check(0)
         progress_set(taker.taken, 0, 1)
         assert progress_wait(taker.filled, 1, 60) == -1
-        progress_set(taker.taken, 1, 1)
-        thread.join()
+        thread.join(60)
         assert taker.got.failed.tolist() == [-1, -1, 1, -1, -1]
         assert taker.filled.tolist() == [1, -1, -1, -1]
         assert not taker.got.errors.any()
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_damage_on_the_disk(tmp_path: Path, ahead: int, bad: int) -> None:
+    """Where chunks come from the disk, two at once, a bad one ends it by itself, also where the next waits for a buffer that
+    whoever has met the bad one never gives back. What comes before it is right.
+    """
+    taker = Taker(tmp_path, [1] * 6, ahead + 1)
+    with stored(tmp_path, taker.payloads) as file:
+        with open(file.path, "r+b") as raw:
+            raw.seek(int(file.offsets[bad]))
+            byte = raw.read(1)[0]
+            raw.seek(-1, 1)
+            raw.write(bytes([byte ^ 1]))
+            os.fsync(raw.fileno())
+        file.drop()
+        thread = taker.start(file, direct=np.ones(6, np.uint8))
+        for chunk in range(bad):
+            assert progress_wait(taker.filled, chunk, 60) == 1
+            taker.check(chunk)
+            progress_set(taker.taken, chunk, 1)
+        assert progress_wait(taker.filled, bad, 60) == -1
+        thread.join(60)
+        assert not thread.is_alive()
+        assert np.flatnonzero(taker.got.failed >= 0).tolist() == [bad]
+        assert taker.got.failed[bad] == 0
+
+
+def test_as_far_ahead_as_can_be(tmp_path: Path) -> None:
+    """Who has a buffer for each chunk needs give none back."""
+    taker = Taker(tmp_path, [1, 1, 2], 3)
+    with stored(tmp_path, taker.payloads) as file:
+        assert taker.restore(file, ahead=sys.maxsize).sound
+    assert taker.filled.tolist() == [1, 1, 1]
 
 
 def test_stopped(tmp_path: Path) -> None:

@@ -50,6 +50,49 @@ def test_the_size_of_a_piece_changes_nothing(tiny: Models, name: str, blocks: in
 
 
 @pytest.mark.parametrize("name", KINDS)
+def test_the_size_that_is_usual(tiny: Models, name: str) -> None:
+    """With the size of chunks that is usual, models of every kind are restored as with any other, also those without such rows."""
+    with running(tiny[name], name) as (context, engine):
+        context.decode(PROMPT[:300], 0)
+        snapshot = Snapshot(engine, PROMPT[:300])
+        whole = held(engine, 300)
+        other = LlamaCppEngine(
+            context.library.c,
+            context.pointer,
+            model=name,
+            identity=context.settings,
+            probe=context.probe,
+            block_tokens=BLOCK,
+        )
+        other.apply(snapshot)
+        assert held(engine, 300) == whole
+
+
+def test_a_damaged_end_leaves_the_buffers_right(tiny: Models, tmp_path: Path) -> None:
+    """The last chunk lies over headers of another one. Where it turns out damaged, and what comes before it is restored at once
+    through the same buffers, llama.cpp gets whole blobs, and so it does ever after.
+    """
+    name = "qwen3"
+    with (
+        Store.open(tmp_path / "s", max_bytes=CAP) as store,
+        running(tiny[name], name) as (context, engine),
+        SessionTier(store, engine) as tier,
+    ):
+        context.decode(PROMPT[:300], 0)
+        tier.cascade(PROMPT[:300])
+        tier.flush()
+        shorter = held(engine, 2 * BLOCK)
+        assert tier.promote(PROMPT) == 300
+        with tier.namespace.lease(PROMPT) as lease:
+            at = int(lease._located.offset[2])
+        flip(data_file(tmp_path / "s"), at)
+        for _ in range(2):
+            assert tier.promote(PROMPT) == 2 * BLOCK
+            assert held(engine, 2 * BLOCK) == shorter
+            assert tier.stats.faults == 0
+
+
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("part", ["rows", "states"])
 def test_a_flipped_byte_never_reaches_the_model(tiny: Models, tmp_path: Path, name: str, part: str) -> None:
     """llama.cpp takes a flipped byte in silence; a promote notices it and starts clean, and the next save heals it."""

@@ -228,6 +228,23 @@ def test_refusals(store: Store) -> None:
     assert all((array == 7).all() for each in (one, two) for array in each.arrays.values() if isinstance(array, np.ndarray))
 
 
+def test_one_filling_at_a_time(store: Store) -> None:
+    """A buffer that chunks may still be written to is refused to others until those are over."""
+    layout = plain_layout()
+    namespace = store.namespace(layout)
+    save(namespace, TOKENS)
+    chunks = cut(layout, 300, 16, 2)
+    with namespace.lease(TOKENS) as lease, namespace.lease(TOKENS) as other:
+        with lease.chunks(chunks) as filled:
+            next(filled)
+            with pytest.raises(ArrayError, match="being filled by other chunks"):
+                other.chunks([Chunk(0, 16, buffer(layout, 16)), Chunk(16, 32, chunks[1].buffer)])
+        with other.chunks(chunks) as filled:
+            for chunk in filled:
+                assert_chunk(layout, chunk)
+        assert list(lease.chunks(chunks)) == chunks  # no block to leave: the end of the loop is the end
+
+
 def test_many_at_once(store: Store) -> None:
     """Any number of threads may do so with leases of their own."""
     layout = hybrid_layout()

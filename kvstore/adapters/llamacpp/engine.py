@@ -132,7 +132,9 @@ class LlamaCppEngine:
         self._geometry = self._learn(probe)
         self._layout = _layout(self._geometry, model, identity, block_tokens)
         block = self._layout.block_tokens
-        self._step = block * max(1, chunk_bytes // max(self._layout.payload_bytes(block), 1))  # positions of a chunk
+        # rows may have no bytes, where every layer has a window; then there are their cells
+        block_bytes = self._layout.payload_bytes(block) + block * self._geometry.cell.itemsize
+        self._step = block * max(1, chunk_bytes // block_bytes)  # positions of a chunk
 
     def layout(self) -> Layout:
         """What the session's state consists of.
@@ -192,7 +194,7 @@ class LlamaCppEngine:
     @contextlib.contextmanager
     def _chunks(self, restored: Restored) -> Iterator[Iterable[tuple[Chunk, _Slot]]]:
         """Cut the rows into chunks and begin to copy them; give each with the buffer that it's in, as soon as it is."""
-        if self._geometry.rows is None:
+        if self._geometry.rows is None or not restored.length:
             yield ()
             return
         chunks, slots = list[Chunk](), list[_Slot]()
@@ -200,8 +202,13 @@ class LlamaCppEngine:
             stop = min(start + self._step, restored.length)
             slots.append(self._slot(len(slots) % _BUFFERS, stop - start))
             chunks.append(Chunk(start, stop, slots[-1].buffer))
-        with restored.chunks(chunks, ahead=_BUFFERS - 1) as filled:
-            yield zip(filled, slots, strict=True)
+        try:
+            with restored.chunks(chunks, ahead=_BUFFERS - 1) as filled:
+                yield zip(filled, slots, strict=True)
+        except BaseException:
+            # a last chunk may have been put over what stood around the rows of another, and was never placed
+            self._slots = {}
+            raise
 
     def _put(self, chunk: Chunk, slot: _Slot, restored: Restored) -> None:
         """Add a chunk to the sequence, through the scratch sequence."""
