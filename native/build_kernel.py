@@ -26,6 +26,7 @@ SOURCES = [
     "cuda.c",
     "headers.c",
     "writes.c",
+    "heap.c",
 ]
 HEADERS = ["kvs_kernel.h", "crc32c.h", "pool.h", "copy.h", "guard.h", "standin.h", "residency.h", "restore.h"]
 

@@ -331,6 +331,14 @@ void kvs_read_headers(int fd, size_t count, const int64_t *offsets, const char *
                       uint32_t *found, int32_t *status);
 
 /*
+ * Has the C library keep memory that is freed: glibc asks the system for blocks above a threshold one by one, gives them back
+ * at once, and gives back the end of its heap when that is twice as large. Whoever frees a large block raises both, up to
+ * 32 and 64 MiB; this does nothing else, without touching the block. A program that has set them itself is left alone, and other
+ * C libraries just see a block come and go.
+ */
+void kvs_keep_freed(void);
+
+/*
  * A queue of writes to a file, and the thread that does them, in order. The
  * disk is asked to begin with each as soon as it is written, so that little is
  * left to wait for in the end. One thread at a time may use a queue.

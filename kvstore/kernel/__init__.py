@@ -11,6 +11,7 @@ from kvstore.kernel.copying import SEGMENT_ALIGN, check_destinations, default_th
 from kvstore.kernel.cuda import CudaDevice, CudaDriver, CudaEvent
 from kvstore.kernel.filemap import FileMap
 from kvstore.kernel.headers import crc32c_each, read_headers
+from kvstore.kernel.heap import keep_freed
 from kvstore.kernel.progress import progress_end, progress_set, progress_wait
 from kvstore.kernel.restoring import FileSource, Restored, read_error, restore
 from kvstore.kernel.rows import Rows, address_of
@@ -39,6 +40,7 @@ __all__ = [
     "default_threads",
     "force_crc32c",
     "gather",
+    "keep_freed",
     "payload_bytes",
     "progress_end",
     "progress_set",
