@@ -123,7 +123,9 @@ def test_an_engine_that_holds_something_else_takes_a_prefix(store: Store, sessio
     """A restore into an engine in the middle of another session leaves nothing of that session behind."""
     prompt = tokens(BLOCK + 5, 15)
     whole = filled(name, prompt)
-    sessions(name).save(whole.cache, prompt)
+    kept = sessions(name)
+    kept.save(whole.cache, prompt)
+    kept.flush()  # what reads it goes past the sessions, which would know what is on its way
     dirty = filled(name, tokens(BLOCK * 3, 16))
     with store.namespace(dirty.layout()).lease(prompt) as lease:
         dirty.apply(lease)
