@@ -332,9 +332,10 @@ void kvs_read_headers(int fd, size_t count, const int64_t *offsets, const char *
 
 /*
  * Has the C library keep memory that is freed: glibc asks the system for blocks above a threshold one by one, gives them back
- * at once, and gives back the end of its heap when that is twice as large. Whoever frees a large block raises both, up to
- * 32 and 64 MiB; this does nothing else, without touching the block. A program that has set them itself is left alone, and other
- * C libraries just see a block come and go.
+ * at once, and gives back the end of a heap when that is twice as large. Whoever frees a large block raises both, up to
+ * 32 and 64 MiB; this does nothing else, without touching the block. It counts for the whole process: each of its heaps (threads
+ * have some of their own) may keep 64 MiB at its end, and what lies in front of a block that is in use stays as well. A
+ * program that has set the thresholds itself is left alone, and other C libraries just see a block come and go.
  */
 void kvs_keep_freed(void);
 

@@ -19,7 +19,7 @@ import lmdb
 import numpy as np
 
 from kvstore.env.values import P_OVERFLOW, PageHead
-from kvstore.kernel import Writes
+from kvstore.kernel import Writes, keep_freed
 from kvstore.records.constants import PAGE_HEADER
 
 __all__ = ["EarlyValues"]
@@ -71,6 +71,7 @@ class EarlyValues:
         length = PAGE_HEADER + value.nbytes
         if head.flags != P_OVERFLOW | _P_DIRTY or length < _LEAST or length != head.pages * self._page_bytes:
             return
+        keep_freed()  # LMDB's copies of values are of one size, and as many again come with the next transaction
         if self._writes is None:
             self._writes = Writes.start(self._fd)
         if self._writes is not None:

@@ -33,7 +33,7 @@ from kvstore.errors import (
     StoreDamagedError,
     WriteLockTimeout,
 )
-from kvstore.kernel import FileMap, FileSource, Window, keep_freed, read_headers, watch_here
+from kvstore.kernel import FileMap, FileSource, Window, read_headers, watch_here
 from kvstore.locks import FileLock
 from kvstore.records.constants import DATA_FILE
 from kvstore.records.meta import STORE_KEY, SWEEP_KEY, StoreRecord, encode_sweep
@@ -247,7 +247,6 @@ class Environment:
         self._settling.check()
         self._faults.check()
         watch_here()
-        keep_freed()  # LMDB's copies of values are of one size, and as many again come with the next transaction
         with translated():
             early = EarlyValues(self._writer_fd, self.page_bytes) if EarlyValues.possible(self._writer_fd) else None
             writer = Writer(self._lmdb, self.db, self.page_bytes, self._values, early, self._faults)
@@ -265,6 +264,7 @@ class Environment:
             writer.finish()  # first, since it may take a while
             self._faults.check()  # a page that is lost after this makes the commit fail
             writer.commit()
+            self._faults.look()
         except BaseException as error:
             writer.abort()
             if self._faults.met and isinstance(error, KVStoreError) and not isinstance(error, StoreDamagedError | ForkedStoreError):

@@ -105,6 +105,10 @@ class MapFaults:
         if self._cut_off():
             raise self.error()
 
+    def look(self) -> None:
+        """Take note of the file's length, after a commit that may have made it longer: of what is cut off of that as well."""
+        self._cut_off()
+
     def check(self) -> None:
         """Refuse to write, with StoreDamagedError, where something was lost."""
         if self.met:

@@ -11,8 +11,8 @@ __all__ = ["keep_freed"]
 
 @cache
 def keep_freed() -> None:
-    """Let the C library keep what is freed, up to 64 MiB of it, instead of giving it back at once; see ``kvs_keep_freed``.
+    """Let the C library keep what is freed, up to 64 MiB at the end of each heap, instead of giving it back.
 
-    Works once for the process.
+    Once for the process, and for all that it allocates; see ``kvs_keep_freed``.
     """
     lib.kvs_keep_freed()

@@ -16,6 +16,8 @@ from kvstore.leases.transfer import LOOK_SECONDS, Source, Work
 
 __all__ = ["Chunk", "Chunks", "start_chunks"]
 
+_THREAD, _TAKER = "thread", "taker"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
@@ -44,6 +46,7 @@ class _Filling(Work):
         places = {key: place for place, key in enumerate(buffers)}
         self._destinations: list[list[Rows]] = [buffer.rows() for buffer in buffers.values()]
         self._claimed: list[HostBuffer] = []
+        self._sides: set[str] = set()
         self._which = [places[id(chunk.buffer)] for chunk in chunks]
         self._bounds = [(chunk.start, chunk.stop) for chunk in chunks]
         self._ahead = ahead
@@ -53,11 +56,17 @@ class _Filling(Work):
         self.taken = np.zeros(len(chunks), np.int32)
 
     def claim(self, buffers: Iterable[HostBuffer]) -> None:
-        """Have the buffers to itself until it is over: nothing else may write to what was checked for somebody."""
+        """Have the buffers to itself: what was checked for somebody is his until he has taken it."""
         for buffer in buffers:
-            if buffer not in self._claimed:
-                buffer.claim()
-                self._claimed.append(buffer)
+            self._claimed.append(buffer)
+            buffer.claim(self)
+
+    def let_go(self, side: str) -> None:
+        """Give the buffers back, once neither the thread writes to them nor anybody takes chunks. From any thread, also twice."""
+        self._sides.add(side)
+        if len(self._sides) == 2:
+            for buffer in self._claimed:
+                buffer.give_back(self)
 
     def copy(self) -> None:
         """See `Work.copy`."""
@@ -91,8 +100,7 @@ class _Filling(Work):
     def release(self) -> None:
         """See `Work.release`."""
         self._destinations = []
-        while self._claimed:
-            self._claimed.pop().give_back()
+        self.let_go(_THREAD)
 
 
 class Chunks:
@@ -150,7 +158,9 @@ class Chunks:
     def _finish(self) -> None:
         """Wait for the end of the work, and raise its error."""
         with self._work.changed:
-            self._work.await_for(lambda: False, None, "the end of the chunks")
+            self._work.changed.wait_for(lambda: self._work.over)
+        self._work.let_go(_TAKER)
+        self._work.check()
 
     def close(self) -> None:
         """End the copying, and wait until nothing touches the buffers any more. Idempotent."""
@@ -160,11 +170,14 @@ class Chunks:
         if not work.over:
             work.stop()
         work.join()
+        work.let_go(_TAKER)
 
     def __del__(self) -> None:
         work = getattr(self, "_work", None)
         if work is not None:
-            work.abandon()
+            if not self._closed:
+                work.abandon()
+            work.let_go(_TAKER)
 
 
 def start_chunks(source: Source, chunks: Sequence[Chunk], ahead: int, threads: int | None) -> Chunks:
@@ -188,10 +201,13 @@ def start_chunks(source: Source, chunks: Sequence[Chunk], ahead: int, threads: i
             raise ArrayError(f"the chunks' buffers have different streams: {sorted(buffer.arrays)} and others")
         at = chunk.stop
     work = _Filling(source, chunks, ahead, threads)
+    handle = Chunks(work, chunks)  # before the thread is there: whatever comes in between, it is closed
     try:
-        work.claim(chunk.buffer for chunk in chunks)
+        work.claim({id(chunk.buffer): chunk.buffer for chunk in chunks}.values())
         work.start()
     except BaseException:
-        work.release()
+        handle._closed = True  # nobody has it
+        if not work.begun:
+            work.let_go(_THREAD)
         raise
-    return Chunks(work, chunks)
+    return handle

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import os
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -46,7 +46,8 @@ class HostBuffer:
     """Arrays for the rows of some positions, checked against a layout once, to be filled as often as wanted: see `Lease.chunks`.
 
     Keeps the arrays alive. They must not be changed in what they are (shape, memory, being writeable) while this lives; where one
-    that isn't in pages was, it is refused by name when it is to be filled. Thread-safe; for one filling at a time.
+    that isn't in pages was, it is refused by name when it is to be filled. For one filling at a time, from when it is begun until
+    its last chunk was taken or it is closed. Thread-safe.
 
     Parameters
     ----------
@@ -68,7 +69,7 @@ class HostBuffer:
         Says by name what doesn't fit.
     """
 
-    __slots__ = ("_claimed", "_known", "_lock", "_rows", "arrays", "layout", "tokens")
+    __slots__ = ("_known", "_owners", "_rows", "arrays", "layout", "tokens")
 
     def __init__(self, layout: Layout, arrays: Mapping[str, StreamArray], tokens: int) -> None:
         if tokens < 1:
@@ -80,8 +81,8 @@ class HostBuffer:
         self._known = [
             (name, a, address_of(a), a.dtype, a.shape, a.strides) for name, a in arrays.items() if not isinstance(a, Paged)
         ]
-        self._lock = threading.Lock()
-        self._claimed = False
+        # by process: a forked child has memory of its own. Without a lock, since a claim may end in a garbage collection
+        self._owners: dict[int, object] = {}
 
     def rows(self) -> list[Rows]:
         """Give them as the kernel takes them, one for each stream of the layout. Raises ArrayError where an array was changed."""
@@ -97,19 +98,17 @@ class HostBuffer:
                 return name
         return None
 
-    def claim(self) -> None:
-        """Begin to fill it. Raises ArrayError while somebody else does."""
-        with self._lock:
-            if self._claimed:
-                raise ArrayError(
-                    "a buffer is being filled by other chunks, which aren't closed; wait for them or use another buffer"
-                )
-            self._claimed = True
+    def claim(self, owner: object) -> None:
+        """Have it for one filling. Raises ArrayError while another one has it."""
+        if self._owners.setdefault(os.getpid(), owner) is not owner:
+            raise ArrayError(
+                "a buffer is in use for other chunks, which weren't all taken or closed; wait for them or use another one"
+            )
 
-    def give_back(self) -> None:
-        """Nothing writes to it any more."""
-        with self._lock:
-            self._claimed = False
+    def give_back(self, owner: object) -> None:
+        """Its filling is over. Does nothing for who doesn't have it."""
+        if self._owners.get(os.getpid()) is owner:
+            del self._owners[os.getpid()]
 
 
 class Described:

@@ -232,6 +232,7 @@ def start_device_copy(
     device.hold()
     own: int | None = None
     destinations: list[Destination] = []
+    work: _DeviceCopy | None = None
     try:
         if stream is None:
             own = device.create_stream()
@@ -243,6 +244,8 @@ def start_device_copy(
         work = _DeviceCopy(source, destinations, staging, device, on, own is not None, threads, ring)
         work.start()
     except BaseException:
+        if work is not None and work.begun:
+            raise  # its thread lets go of all this
         for destination in destinations:
             destination.release()
         if own is not None:

@@ -85,6 +85,8 @@ class Work:
         self._stop = False
         self._told = False  # the error was raised to somebody, or logged
         self._abandoned = False
+        self.begun = False  # by the thread
+        self._withdrawn = False
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="kvstore-transfer", daemon=True)
 
@@ -114,17 +116,26 @@ class Work:
         return len(self.reached)
 
     def start(self) -> None:
-        """Begin. If that fails nothing is held."""
+        """Begin. If that fails nothing is held, or the thread, which may have begun all the same, lets go of it soon."""
         self.source.pin.hold()
         _live.add(self)
         try:
             self._thread.start()
         except BaseException:
-            _live.discard(self)
-            self.source.pin.drop()
+            with self.changed:
+                self._withdrawn = not self.begun
+            if self._withdrawn:
+                _live.discard(self)
+                self.source.pin.drop()
+            else:
+                self.stop()
             raise
 
     def _run(self) -> None:
+        with self.changed:
+            if self._withdrawn:
+                return
+            self.begun = True
         error: BaseException | None = None
         for step in (self.copy, self.release, self.source.pin.drop):
             try:

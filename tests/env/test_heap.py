@@ -8,8 +8,8 @@ from tests.support import run_child
 
 
 def test_freed_memory_is_kept(tmp_path: Path) -> None:
-    """After a first write the C library takes blocks of many MiB from its heap, not from the system, and keeps them when they are
-    freed: each page of LMDB's copies would be a fault at every save otherwise.
+    """After a first large value the C library takes blocks of many MiB from its heap, not from the system, and keeps them when they
+    are freed: each page of LMDB's copies would be a fault at every save otherwise.
     """
     code = """
     import ctypes
@@ -23,7 +23,7 @@ def test_freed_memory_is_kept(tmp_path: Path) -> None:
         info = libc.mallinfo2()
         return info.number3, info.number0  # blocks that are maps of their own; bytes of the heap
     with Store.open(path, max_bytes=CAP) as store:
-        save(store.namespace(plain_layout()), [1, 2, 3])
+        save(store.namespace(wide_layout()), list(range(64)))
     maps, _ = look()
     block = libc.malloc(30 << 20)
     now, before = look()

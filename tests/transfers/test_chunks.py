@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kvstore import Chunk, HostBuffer, Layout, Namespace, Paged, Store
 from kvstore.errors import ArrayError, BlockDamaged, LeaseClosedError, TransferCancelled
 from kvstore.testing import session_rows
-from tests.support import CAP, assert_sound, data_file, examples, flip, hybrid_layout, plain_layout, run_child, save
+from tests.support import CAP, assert_sound, data_file, examples, flip, hybrid_layout, plain_layout, run_child, save, wait_until
 
 TOKENS = list(range(300))
 LENGTH = 291  # of a lease that ends inside a block, and inside a row of the stream with a row for four positions
@@ -229,20 +229,62 @@ def test_refusals(store: Store) -> None:
 
 
 def test_one_filling_at_a_time(store: Store) -> None:
-    """A buffer that chunks may still be written to is refused to others until those are over."""
+    """A buffer is refused to others until its chunks were all taken or closed, also where all are filled already: what was checked
+    for somebody isn't overwritten before he has had it.
+    """
     layout = plain_layout()
     namespace = store.namespace(layout)
     save(namespace, TOKENS)
     chunks = cut(layout, 300, 16, 2)
     with namespace.lease(TOKENS) as lease, namespace.lease(TOKENS) as other:
-        with lease.chunks(chunks) as filled:
-            next(filled)
-            with pytest.raises(ArrayError, match="being filled by other chunks"):
-                other.chunks([Chunk(0, 16, buffer(layout, 16)), Chunk(16, 32, chunks[1].buffer)])
-        with other.chunks(chunks) as filled:
-            for chunk in filled:
-                assert_chunk(layout, chunk)
+        for some in (chunks, chunks[:2]):
+            filled = lease.chunks(some)
+            for _ in range(2):
+                with pytest.raises(ArrayError, match="in use for other chunks"):
+                    other.chunks([Chunk(0, 16, buffer(layout, 16)), Chunk(16, 32, chunks[1].buffer)])
+                assert_chunk(layout, next(filled))
+            filled.close()
+            with other.chunks(some) as again:
+                for chunk in again:
+                    assert_chunk(layout, chunk)
         assert list(lease.chunks(chunks)) == chunks  # no block to leave: the end of the loop is the end
+        lost = lease.chunks(chunks[:2])
+        next(lost)
+        del lost
+        wait_until(lambda: not chunks[0].buffer._owners)
+        with pytest.raises(ArrayError, match="within"):
+            lease.chunks([Chunk(288, 301, chunks[0].buffer)])
+        assert not chunks[0].buffer._owners
+
+
+def test_interrupted_at_the_start(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt while the thread is being started leaves nothing behind: buffers are free again once nothing writes to them, and
+    the lease can be closed.
+    """
+    layout = plain_layout()
+    namespace = store.namespace(layout)
+    save(namespace, TOKENS)
+    chunks = cut(layout, 300, 16, 2)
+    real = threading.Thread.start
+
+    def before(_: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    def after(thread: threading.Thread) -> None:
+        real(thread)
+        raise KeyboardInterrupt
+
+    for start in (before, after):
+        with namespace.lease(TOKENS) as lease:
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(threading.Thread, "start", start)
+                lease.chunks(chunks)
+            wait_until(lambda: not any(chunk.buffer._owners for chunk in chunks))
+            with lease.chunks(chunks) as filled:
+                for chunk in filled:
+                    assert_chunk(layout, chunk)
+        wait_until(lambda: not any(thread.name == "kvstore-transfer" for thread in threading.enumerate()))
+        lease.close()
 
 
 def test_many_at_once(store: Store) -> None:
