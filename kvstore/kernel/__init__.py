@@ -7,7 +7,7 @@ as addresses, and whoever passes them vouches for the memory behind them.
 
 from kvstore.kernel.checksum import crc32c, crc32c_paths, crc32c_with, force_crc32c
 from kvstore.kernel.chunks import restore_chunks
-from kvstore.kernel.copying import SEGMENT_ALIGN, check_destinations, default_threads, gather, payload_bytes, scatter
+from kvstore.kernel.copying import SEGMENT_ALIGN, default_threads, gather, payload_bytes, scatter
 from kvstore.kernel.cuda import CudaDevice, CudaDriver, CudaEvent
 from kvstore.kernel.filemap import FileMap
 from kvstore.kernel.headers import crc32c_each, read_headers
@@ -15,6 +15,7 @@ from kvstore.kernel.heap import keep_freed
 from kvstore.kernel.progress import progress_end, progress_set, progress_wait
 from kvstore.kernel.restoring import FileSource, Restored, read_error, restore
 from kvstore.kernel.rows import Rows, address_of
+from kvstore.kernel.target import Target, check_destinations
 from kvstore.kernel.watch import MapWatch, watch_here
 from kvstore.kernel.window import Window
 from kvstore.kernel.writes import Writes
@@ -29,6 +30,7 @@ __all__ = [
     "MapWatch",
     "Restored",
     "Rows",
+    "Target",
     "Window",
     "Writes",
     "address_of",

@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.kernel._native import ffi, lib
-from kvstore.kernel.copying import Job, check_array, check_destinations, check_room, check_used, packed
+from kvstore.kernel.copying import Job, check_array, check_used
 from kvstore.kernel.restoring import FileSource, Restored
-from kvstore.kernel.rows import Rows
+from kvstore.kernel.target import Target, check_apart
 
 __all__ = ["restore_chunks"]
 
 
 def restore_chunks(
     source: FileSource,
-    destinations: Sequence[Sequence[Rows]],
+    targets: Sequence[Target],
     which: NDArray[np.uint32],
     ends: NDArray[np.uint64],
     payloads: NDArray[np.uint64],
@@ -44,7 +44,7 @@ def restore_chunks(
     ----------
     source, payloads, tokens, used, sums, direct, threads
         As for `restore`.
-    destinations : sequence of sequences of Rows
+    targets : sequence of Target
         Where chunks go, at least one of them. All describe the same streams, or skip some.
     which : ndarray of uint32, shape (chunks,)
         The destination of each chunk.
@@ -74,8 +74,8 @@ def restore_chunks(
     MemoryError
         As for `restore`.
     """
-    streams = _streams(destinations)
-    job = Job(destinations[0], payloads, first, tokens, used, "used", threads, check=False)
+    streams = _streams(targets)
+    job = Job(targets[0], payloads, first, tokens, used, "used", threads, check=False)
     chunks = len(which)
     which = check_array("which", which, np.uint32, (chunks,))
     ends = check_array("ends", ends, np.uint64, (chunks,))
@@ -85,14 +85,14 @@ def restore_chunks(
         if array.dtype != np.int32 or array.shape != (length,) or not array.flags.c_contiguous:
             raise ValueError(f"{name} must be a contiguous int32 array of shape {(length,)}")
     ahead = min(ahead, chunks)
-    _check_chunks(job, destinations, which, ends, ahead)
+    _check_chunks(job, targets, which, ends, ahead)
     if int((job.payloads + job.sizes().astype(np.uint64)).max()) > source.length:
         raise ValueError(f"a payload reaches beyond the {source.length} bytes that are mapped")
     failed = np.full(job.blocks, -1, np.int32)
     errors, read = np.zeros(job.blocks, np.int32), np.zeros(job.blocks, np.uint8)
     error = lib.kvs_restore_chunks(
         source.pointer,
-        packed([r for rows in destinations for r in rows]),
+        ffi.from_buffer("kvs_rows[]", b"".join([target.packed for target in targets])),
         streams,
         chunks,
         job.pointer("uint32_t[]", which),
@@ -120,21 +120,20 @@ def restore_chunks(
         raise MemoryError(f"no memory for a restore of {job.blocks} blocks of {streams} streams in {chunks} chunks")
     wrong = job.sums != expected
     if wrong.any():
-        skipped = np.array([[r.skipped for r in rows] for rows in destinations])
+        skipped = np.array([target.skipped for target in targets])
         wrong &= ~skipped[_of_each_block(which, ends)] & (_of_each_block(filled, ends) != 0)[:, None]
         failed[:] = np.where(wrong.any(axis=1), wrong.argmax(axis=1), -1)
     return Restored(failed, errors, read)
 
 
-def _streams(destinations: Sequence[Sequence[Rows]]) -> int:
-    """How many streams all destinations have, which are the same ones."""
-    if not destinations or not destinations[0]:
+def _streams(targets: Sequence[Target]) -> int:
+    """How many streams all targets have, which are the same ones."""
+    if not targets or not len(targets[0]):
         raise ValueError("chunks need a destination, and a stream")
-    known = [(r._row_bytes, r._tokens_per_row) for r in destinations[0]]
-    for i, rows in enumerate(destinations):
-        if i and [(r._row_bytes, r._tokens_per_row) for r in rows] != known:
+    for i, target in enumerate(targets[1:], 1):
+        if not target.alike(targets[0]):
             raise ValueError(f"destination {i} has other streams than the first")
-    return len(known)
+    return len(targets[0])
 
 
 def _of_each_block(values: NDArray[Any], ends: NDArray[np.uint64]) -> NDArray[Any]:
@@ -142,28 +141,25 @@ def _of_each_block(values: NDArray[Any], ends: NDArray[np.uint64]) -> NDArray[An
     return np.repeat(values, np.diff(ends, prepend=np.uint64(0)).astype(np.intp))
 
 
-def _check_chunks(
-    job: Job, destinations: Sequence[Sequence[Rows]], which: NDArray[np.uint32], ends: NDArray[np.uint64], ahead: int
-) -> None:
+def _check_chunks(job: Job, targets: Sequence[Target], which: NDArray[np.uint32], ends: NDArray[np.uint64], ahead: int) -> None:
     """Refuse chunks that are none, don't fit their destinations, or lie over one another or over blocks of their own."""
     if not len(ends) or (np.diff(ends.astype(np.int64), prepend=0) <= 0).any() or int(ends[-1]) != job.blocks:
         raise ValueError(f"ends must ascend from above 0 to the number of blocks, {job.blocks}")
-    if int(which.max()) >= len(destinations) or ahead < 0:
-        raise ValueError(f"there are {len(destinations)} destinations; which holds {which.max()}, and ahead is {ahead}")
+    if int(which.max()) >= len(targets) or ahead < 0:
+        raise ValueError(f"there are {len(targets)} destinations; which holds {which.max()}, and ahead is {ahead}")
     check_used(job)
     follows = job.first[:-1] + job.used[:-1] <= job.first[1:]
     follows[ends[:-1].astype(np.intp) - 1] = True  # what comes next is another chunk
     if not follows.all():
         raise ValueError(f"blocks {int(follows.argmin())} and the next, of one chunk, overlap or don't ascend")
-    target = _of_each_block(which, ends)
-    for i, rows in enumerate(destinations):
-        mine = target == i
-        check_room(rows, job.first[mine], job.used[mine], "used")
+    of_block = _of_each_block(which, ends)
+    for i, target in enumerate(targets):
+        mine = of_block == i
+        target.check_room(job.first[mine], job.used[mine], "used")
+        target.check()
     after = which.tolist()
     pairs = {(min(pair), max(pair)) for back in range(1, ahead + 1) for pair in zip(after[:-back], after[back:], strict=True)}
     for one, other in pairs:
         if one == other:
             raise ValueError(f"destination {one} takes a chunk while it may still hold one of the {ahead} before that")
-        check_destinations([*destinations[one], *destinations[other]])
-    for alone in set(range(len(destinations))).difference(*pairs):
-        check_destinations(destinations[alone])
+        check_apart(targets[one], targets[other])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,11 +11,12 @@ from numpy.typing import NDArray
 
 from kvstore.kernel._native import ffi, lib
 from kvstore.kernel.rows import Rows
+from kvstore.kernel.target import Target
 
 if TYPE_CHECKING:
     from kvstore.kernel._native import CData
 
-__all__ = ["SEGMENT_ALIGN", "check_destinations", "default_threads", "gather", "payload_bytes", "scatter"]
+__all__ = ["SEGMENT_ALIGN", "default_threads", "gather", "payload_bytes", "scatter"]
 
 SEGMENT_ALIGN: int = 64
 """Segments of a payload start at multiples of this many bytes. On disk: never changes within a format version."""
@@ -161,7 +161,7 @@ def scatter(
     failed = np.full(job.blocks, -1, np.int32)
     if job.empty:
         return failed
-    check_scatter(job, rows)
+    check_scatter(job)
     _check_payloads_outside(rows, job.payloads, job.sizes())
     lib.kvs_scatter(
         job.rows,
@@ -176,15 +176,15 @@ def scatter(
         ffi.from_buffer("uint32_t[]", job.sums, True),
         job.threads,
     )
-    job.compare(rows, expected, failed)
+    job.compare(expected, failed)
     return failed
 
 
-def check_scatter(job: Job, rows: Sequence[Rows]) -> None:
+def check_scatter(job: Job) -> None:
     """Refuse, with ValueError, what would copy more than there is or write something twice."""
     check_used(job)
     _check_blocks_apart(job.first, job.used)
-    _check_destinations_apart(rows)
+    job.target.check()
 
 
 def check_used(job: Job) -> None:
@@ -194,23 +194,12 @@ def check_used(job: Job) -> None:
         raise ValueError(f"used[{i}] is {job.used[i]}, more than the {job.tokens[i]} tokens of the block")
 
 
-def check_destinations(rows: Sequence[Rows]) -> None:
-    """Refuse destinations that `scatter` would refuse, also where they are to be written by several calls.
-
-    Raises
-    ------
-    ValueError
-        One is read-only, overlaps itself or overlaps another one.
-    """
-    _check_destinations_apart(rows)
-
-
 class Job:
     """The checked arguments of a call, in the form in which the kernel takes them. `check`: whether all blocks go to these rows."""
 
     def __init__(
         self,
-        rows: Sequence[Rows],
+        rows: Sequence[Rows] | Target,
         payloads: NDArray[np.uint64],
         first: NDArray[np.int64],
         tokens: NDArray[np.int64],
@@ -220,9 +209,7 @@ class Job:
         *,
         check: bool = True,
     ) -> None:
-        for r in rows:
-            if not isinstance(r, Rows):
-                raise TypeError(f"rows must be Rows objects, not {type(r).__name__}")
+        self.target = target = Target.of(rows)
         if threads is None:
             threads = default_threads()
         elif not 1 <= threads <= _MAX_THREADS:
@@ -233,19 +220,22 @@ class Job:
         self.first = check_array("first", first, np.int64, (blocks,))
         self.tokens = check_array("tokens", tokens, np.int64, (blocks,))
         self.used = self.tokens if used is tokens else check_array(used_name, used, np.int64, (blocks,))
-        self.sums = np.zeros((blocks, len(rows)), np.uint32)
-        self.empty = not (blocks and len(rows))
+        self.sums = np.zeros((blocks, len(target)), np.uint32)
+        self.empty = not (blocks and len(target))
         if self.empty:
             return
         longest = int(self.tokens.max())
         for name, values in (("first", self.first), ("tokens", self.tokens), (used_name, self.used)):
             if values.min() < 0:
                 raise ValueError(f"{name} must not be negative, but holds {values.min()}")
-        size = payload_bytes(rows, longest)
+        # exact only where it matters: in Python's numbers, which don't wrap
+        size = int((longest // target.tokens_per_row).astype(float) @ target.row_bytes + SEGMENT_ALIGN * len(target))
+        if size >= _ADDRESS_SPACE // 2:
+            size = payload_bytes(target.rows, longest)
         if size >= _ADDRESS_SPACE:
             raise ValueError(f"a payload of {longest} tokens would take {size} bytes, more than can be addressed")
         if check:
-            check_room(rows, self.first, self.used, used_name)
+            target.check_room(self.first, self.used, used_name)
         if not self.payloads.all() or int(self.payloads.max()) > _ADDRESS_SPACE * 2**9 - size:
             raise ValueError("payloads hold an address that is none, such as 0")
         if (self.tokens == longest).all():  # mostly; telling them apart takes ten times as long
@@ -253,59 +243,27 @@ class Job:
         else:
             distinct, which = np.unique(self.tokens, return_inverse=True)
             self.offset_row = which.astype(np.uint32)
-        row_bytes = np.array([r._row_bytes for r in rows], np.int64)
-        per_row = np.array([r._tokens_per_row for r in rows], np.int64)
-        segments = (distinct[:, None] // per_row * row_bytes + (SEGMENT_ALIGN - 1)) & -SEGMENT_ALIGN
+        segments = (distinct[:, None] // target.tokens_per_row * target.row_bytes + (SEGMENT_ALIGN - 1)) & -SEGMENT_ALIGN
         ends = np.cumsum(segments, axis=1)
         self.offsets = (ends - segments).astype(np.uint64)
         self._ends = ends[:, -1]
-        self.rows = packed(rows)
+        self.rows = ffi.from_buffer("kvs_rows[]", target.packed)
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each payload."""
         sizes: NDArray[np.int64] = self._ends[self.offset_row]
         return sizes
 
-    def compare(self, rows: Sequence[Rows], expected: NDArray[np.uint32], failed: NDArray[np.int32]) -> None:
+    def compare(self, expected: NDArray[np.uint32], failed: NDArray[np.int32]) -> None:
         """Note in `failed` each block's first stream whose sum isn't the expected one."""
         wrong = self.sums != expected
         if wrong.any():
-            wrong[:, [r.skipped for r in rows]] = False
+            wrong[:, self.target.skipped] = False
             failed[:] = np.where(wrong.any(axis=1), wrong.argmax(axis=1), -1)
 
     @staticmethod
     def pointer(cdecl: str, array: NDArray[Any]) -> CData:
         return ffi.from_buffer(cdecl, array)
-
-
-def packed(rows: Sequence[Rows]) -> CData:
-    """Give rows as the kernel takes them, one behind the other. The memory lives as long as what is returned."""
-    return ffi.from_buffer("kvs_rows[]", b"".join([r._packed for r in rows]))
-
-
-def check_room(rows: Sequence[Rows], first: NDArray[np.int64], used: NDArray[np.int64], used_name: str) -> None:
-    """Refuse, with ValueError, blocks that are out of step with rows, or beyond the arrays."""
-    room: dict[int, int | None] = {}
-    for r in rows:
-        have = room.get(r._tokens_per_row)
-        if r._array is not None and (have is None or r._capacity < have):
-            room[r._tokens_per_row] = r._capacity
-        else:
-            room.setdefault(r._tokens_per_row, None)
-    for per_row, capacity in room.items():
-        if per_row > 1 and (bad := first % per_row != 0).any():
-            i = int(bad.argmax())
-            raise ValueError(f"first[{i}] is {first[i]}, not a multiple of the {per_row} tokens of a row")
-        if capacity is None:
-            continue
-        # Each term is below 2**62 after the division or was refused, so that the sum can't wrap.
-        start, count = first // per_row, used // per_row
-        if (bad := (start > capacity) | (count > capacity - start)).any():
-            i = int(bad.argmax())
-            raise ValueError(
-                f"block {i} has first {first[i]} and {used_name} {used[i]}, beyond the {capacity} rows "
-                f"of {per_row} tokens that the arrays hold"
-            )
 
 
 def check_array(name: str, array: NDArray[Any], dtype: type, shape: tuple[int, ...] | None) -> NDArray[Any]:
@@ -352,43 +310,3 @@ def _check_payloads_outside(rows: Sequence[Rows], payloads: NDArray[np.uint64], 
             raise ValueError(
                 f"payload {int(hit.argmax())} lies within the destination of stream {i}: it would be overwritten while it is read"
             )
-
-
-# Geometries whose streams were found not to overlap although their extents do, such as keys and values interleaved
-# in one array. The finding rests on addresses and strides alone, which the key holds, so that it can't go stale.
-_apart: dict[tuple[bytes, tuple[int, ...]], None] = {}
-
-
-def _check_destinations_apart(rows: Sequence[Rows]) -> None:
-    spans = sorted((*r._destination(), i) for i, r in enumerate(rows) if r._array is not None)
-    if all(a[1] <= b[0] for a, b in pairwise(spans)):
-        return
-    paged = any(r._slots is not None for r in rows)
-    key = (b"".join([r._packed for r in rows]), tuple(r._capacity for r in rows))
-    if not paged and key in _apart:
-        return
-    open_spans: list[tuple[int, int]] = []
-    for low, high, i in spans:
-        open_spans = [(end, j) for end, j in open_spans if end > low]
-        for _, j in open_spans:
-            if _share(rows[i], rows[j]):
-                raise ValueError(f"the destinations of streams {min(i, j)} and {max(i, j)} overlap")
-        open_spans.append((high, i))
-    if not paged:
-        while len(_apart) >= 16:
-            _apart.pop(next(iter(_apart)), None)
-        _apart[key] = None
-
-
-def _share(a: Rows, b: Rows) -> bool:
-    """May two destinations share a byte? Yes in doubt."""
-    assert a._array is not None and b._array is not None
-    try:
-        if not np.shares_memory(a._array, b._array, max_work=1 << 20):  # type: ignore[arg-type]  # stubs: -1 or 0 only
-            return False
-    except (np.exceptions.TooHardError, OverflowError):
-        return True
-    same_pages = a._packed[:16] == b._packed[:16] and a._packed[24:] == b._packed[24:]  # all but the slots' address
-    if a._slots is None or b._slots is None or not same_pages:
-        return True
-    return bool(np.isin(a._slots.table, b._slots.table).any())

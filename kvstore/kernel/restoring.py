@@ -15,6 +15,7 @@ from kvstore.kernel._native import ffi, lib
 from kvstore.kernel.copying import Job, check_array, check_scatter
 from kvstore.kernel.filemap import FileMap
 from kvstore.kernel.rows import Rows
+from kvstore.kernel.target import Target
 
 if TYPE_CHECKING:
     from kvstore.kernel._native import CData
@@ -85,7 +86,7 @@ def read_error(error: int) -> str:
 
 def restore(
     source: FileSource,
-    rows: Sequence[Rows],
+    rows: Sequence[Rows] | Target,
     payloads: NDArray[np.uint64],
     first: NDArray[np.int64],
     tokens: NDArray[np.int64],
@@ -109,7 +110,9 @@ def restore(
     ----------
     source : FileSource
         The file.
-    rows, first, tokens, used, sums, threads
+    rows : sequence of Rows, or Target
+        The streams, in layout order; a Target is checked once for as many calls as come.
+    first, tokens, used, sums, threads
         As for `scatter`. More threads than asked for may wait for the disk.
     payloads : ndarray of uint64, shape (n,)
         Offset of each payload in the file.
@@ -144,7 +147,7 @@ def restore(
     errors, read = np.zeros(job.blocks, np.int32), np.zeros(job.blocks, np.uint8)
     if job.empty:
         return Restored(failed, errors, read)
-    check_scatter(job, rows)
+    check_scatter(job)
     if int((job.payloads + job.sizes().astype(np.uint64)).max()) > source.length:
         raise ValueError(f"a payload reaches beyond the {source.length} bytes that are mapped")
     error = lib.kvs_restore(
@@ -171,5 +174,5 @@ def restore(
         return None
     if error:
         raise MemoryError(f"no memory for a restore of {job.blocks} blocks of {len(rows)} streams")
-    job.compare(rows, expected, failed)
+    job.compare(expected, failed)
     return Restored(failed, errors, read)

@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 
 from kvstore.errors import ArrayError, TransferCancelled
-from kvstore.kernel import Rows, progress_end, progress_set, progress_wait
+from kvstore.kernel import progress_end, progress_set, progress_wait
 from kvstore.leases.described import HostBuffer
 from kvstore.leases.transfer import LOOK_SECONDS, Source, Work
 
@@ -44,7 +44,7 @@ class _Filling(Work):
         super().__init__(source, [stream for stream in source.scope.layout.streams if stream.name in names])
         buffers = {id(chunk.buffer): chunk.buffer for chunk in chunks}
         places = {key: place for place, key in enumerate(buffers)}
-        self._destinations: list[list[Rows]] = [buffer.rows() for buffer in buffers.values()]
+        self._targets = [buffer.target() for buffer in buffers.values()]
         self._claimed: list[HostBuffer] = []
         self._sides: set[str] = set()
         self._which = [places[id(chunk.buffer)] for chunk in chunks]
@@ -71,7 +71,7 @@ class _Filling(Work):
     def copy(self) -> None:
         """See `Work.copy`."""
         if not self.source.filler.chunks(
-            self._destinations,
+            self._targets,
             self._which,
             self._bounds,
             filled=self.filled,
@@ -99,7 +99,7 @@ class _Filling(Work):
 
     def release(self) -> None:
         """See `Work.release`."""
-        self._destinations = []
+        self._targets = []
         self.let_go(_THREAD)
 
 

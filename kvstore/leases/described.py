@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from kvstore.arrays import Paged, StreamArray, check_named, check_rows, rows_of, writeable
 from kvstore.errors import ArrayError
-from kvstore.kernel import Rows, address_of
+from kvstore.kernel import Rows, Target, address_of
 from kvstore.layout import Layout
 
 __all__ = ["Described", "HostBuffer", "describe"]
@@ -69,7 +69,7 @@ class HostBuffer:
         Says by name what doesn't fit.
     """
 
-    __slots__ = ("_known", "_owners", "_rows", "arrays", "layout", "tokens")
+    __slots__ = ("_known", "_owners", "_target", "arrays", "layout", "tokens")
 
     def __init__(self, layout: Layout, arrays: Mapping[str, StreamArray], tokens: int) -> None:
         if tokens < 1:
@@ -77,18 +77,18 @@ class HostBuffer:
         self.layout = layout
         self.arrays: Mapping[str, StreamArray] = MappingProxyType(dict(arrays))
         self.tokens = tokens
-        self._rows = describe(layout, self.arrays, tokens)
+        self._target = Target(describe(layout, self.arrays, tokens))
         self._known = [
             (name, a, address_of(a), a.dtype, a.shape, a.strides) for name, a in arrays.items() if not isinstance(a, Paged)
         ]
         # by process: a forked child has memory of its own. Without a lock, since a claim may end in a garbage collection
         self._owners: dict[int, object] = {}
 
-    def rows(self) -> list[Rows]:
-        """Give them as the kernel takes them, one for each stream of the layout. Raises ArrayError where an array was changed."""
+    def target(self) -> Target:
+        """Give them as the kernel takes them. Raises ArrayError where an array was changed."""
         if (name := self.changed()) is not None:
             raise ArrayError(f"stream {name!r}: the array was changed in what it is since the buffer was made; make a new one")
-        return self._rows
+        return self._target
 
     def changed(self) -> str | None:
         """Name an array that isn't any more what it was, if there is one."""
@@ -122,16 +122,16 @@ class Described:
         self._layout = layout
         self._last: HostBuffer | None = None
 
-    def rows(self, arrays: Mapping[str, StreamArray], tokens: int) -> list[Rows]:
+    def target(self, arrays: Mapping[str, StreamArray], tokens: int) -> Target:
         """See `describe`."""
         last = self._last
         if last is not None and last.tokens == tokens and _same(last.arrays, arrays) and last.changed() is None:
-            return last.rows()
+            return last.target()
         self.forget()
         if tokens < 1 or any(isinstance(array, Paged) for array in arrays.values()):
-            return describe(self._layout, arrays, tokens)
+            return Target(describe(self._layout, arrays, tokens))
         self._last = HostBuffer(self._layout, arrays, tokens)
-        return self._last.rows()
+        return self._last.target()
 
     def forget(self) -> None:
         """Let the arrays go."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.errors import ArrayError, BlockDamaged
-from kvstore.kernel import Restored, Rows, progress_set, read_error, restore, restore_chunks
+from kvstore.kernel import Restored, Rows, Target, progress_set, read_error, restore, restore_chunks
 from kvstore.leases.located import Located
 from kvstore.leases.pin import Pin
 from kvstore.scope import NamespaceScope
@@ -41,7 +41,7 @@ class Filler:
 
     def rows(
         self,
-        rows: Sequence[Rows],
+        rows: Sequence[Rows] | Target,
         *,
         blocks: slice = slice(None),
         tokens: int | None = None,
@@ -54,7 +54,7 @@ class Filler:
 
         Parameters
         ----------
-        rows : sequence of Rows
+        rows : sequence of Rows, or Target
             One for each stream of the layout, in its order; `Rows.skip` for those that are not wanted.
         blocks : slice
             Which blocks of the lease, by index, without a step. Row 0 of the arrays is the first row of the first of them.
@@ -83,7 +83,8 @@ class Filler:
             When the pin has gone.
         """
         chosen = range(len(self._located))[blocks]
-        if not chosen or all(r.skipped for r in rows):
+        target = Target.of(rows)
+        if not chosen or target.skipped.all():
             if progress is not None:
                 progress[:] = 1
             return True
@@ -92,7 +93,7 @@ class Filler:
         copied = np.zeros_like(first) if not used else located.used if tokens is None else np.minimum(located.used, tokens - first)
         return self._restore(
             located,
-            rows,
+            target,
             first if used else copied,
             located.held,
             copied,
@@ -104,7 +105,7 @@ class Filler:
 
     def chunks(
         self,
-        destinations: Sequence[Sequence[Rows]],
+        targets: Sequence[Target],
         which: Sequence[int],
         bounds: Sequence[tuple[int, int]],
         *,
@@ -118,7 +119,7 @@ class Filler:
 
         Parameters
         ----------
-        destinations : sequence of sequences of Rows
+        targets : sequence of Target
             Each as for `rows`.
         which : sequence of int
             The destination of each chunk.
@@ -137,7 +138,7 @@ class Filler:
         ArrayError, BlockDamaged, LeaseClosedError
             As `rows`.
         """
-        if all(r.skipped for rows in destinations for r in rows):
+        if all(target.skipped.all() for target in targets):
             for chunk in range(len(bounds)):
                 progress_set(filled, chunk, 1)
             return True
@@ -149,7 +150,7 @@ class Filler:
         with self._held():
             restored = restore_chunks(
                 self._scope.store.environment.source,
-                destinations,
+                targets,
                 np.array(which, np.uint32),
                 np.cumsum(count).astype(np.uint64),
                 located.offset.astype(np.uint64),
@@ -187,12 +188,12 @@ class Filler:
         if into is not None and int(end[-1]) != into.nbytes:
             raise self.damaged(located, 0, f"the blocks of the checkpoint hold {end[-1]} bytes, it has {into.nbytes}")
         first, copied = (none, none) if into is None else (end - length, length)
-        self._restore(located, [row], first, length, copied, direct=self._scope.store.past_cache(located.ids))
+        self._restore(located, Target([row]), first, length, copied, direct=self._scope.store.past_cache(located.ids))
 
     def _restore(
         self,
         located: Located,
-        rows: Sequence[Rows],
+        target: Target,
         first: npt.NDArray[np.int64],
         tokens: npt.NDArray[np.int64],
         used: npt.NDArray[np.int64],
@@ -205,7 +206,7 @@ class Filler:
         with self._held():
             restored = restore(
                 self._scope.store.environment.source,
-                rows,
+                target,
                 located.offset.astype(np.uint64),
                 first,
                 tokens,

@@ -168,7 +168,7 @@ class Lease:
         """
         source = self._source()
         blocks, tokens = self._range(start, stop)
-        self._filler.rows(self._described.rows(arrays, tokens), blocks=blocks, tokens=tokens, threads=threads)
+        self._filler.rows(self._described.target(arrays, tokens), blocks=blocks, tokens=tokens, threads=threads)
         source.restored((stream for name, (_, stream) in self._streams.items() if name in arrays), tokens)
 
     def start_copy(

@@ -51,13 +51,18 @@ class Handed:
     @contextlib.contextmanager
     def chunks(self, chunks: Sequence[Chunk], *, ahead: int = 1) -> Iterator[Iterator[Chunk]]:
         """See `Restored.chunks`."""
-        with self._lease.chunks(chunks, ahead=ahead) as filled:
-            yield self._noted(filled)
+        given: list[Chunk] = []
+        try:
+            with self._lease.chunks(chunks, ahead=ahead) as filled:
+                yield self._given(filled, given)
+        finally:
+            if given:  # they follow one another and have the same streams
+                self._note(given[0].buffer.arrays, given[0].start, given[-1].stop)
 
-    def _noted(self, filled: Chunks) -> Iterator[Chunk]:
+    def _given(self, filled: Chunks, given: list[Chunk]) -> Iterator[Chunk]:
         try:
             for chunk in filled:
-                self._note(chunk.buffer.arrays, chunk.start, chunk.stop)
+                given.append(chunk)
                 yield chunk
         except BlockDamaged as error:
             self._damage = error

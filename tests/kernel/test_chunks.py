@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvstore.kernel import Rows, gather, progress_end, progress_set, progress_wait, restore_chunks
+from kvstore.kernel import Rows, Target, gather, progress_end, progress_set, progress_wait, restore_chunks
 from tests.support import examples
 
 from .oracle import Payloads
@@ -46,7 +46,7 @@ class Taker:
     def restore(self, file: Stored, **changes: Any) -> Any:
         """Restore, on the calling thread."""
         given: dict[str, Any] = {
-            "destinations": [[Rows.strided(array, axis=0) for array in buffer] for buffer in self.buffers],
+            "targets": [[Rows.strided(array, axis=0) for array in buffer] for buffer in self.buffers],
             "which": np.arange(len(self.sizes), dtype=np.uint32) % len(self.buffers),
             "ends": np.cumsum(self.sizes).astype(np.uint64),
             "payloads": file.offsets,
@@ -61,6 +61,7 @@ class Taker:
             "stop": self.stop,
             **changes,
         }
+        given["targets"] = [Target.of(rows) for rows in given["targets"]]
         return restore_chunks(file.source(), **given)
 
     def start(self, file: Stored, **changes: Any) -> threading.Thread:
@@ -194,11 +195,11 @@ def test_refusals(tmp_path: Path) -> None:
     small = [Rows.strided(array[: BLOCK * 2 - 1], axis=0) for array in taker.buffers[1]]
     mixed = [ok[0][0], *ok[1][1:]]
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"destinations": []}, "need a destination"),
-        ({"destinations": [ok[0], ok[1][:2]]}, "other streams"),
-        ({"destinations": [ok[0], small]}, "beyond the 15 rows"),
-        ({"destinations": [ok[0], mixed]}, "overlap"),
-        ({"destinations": _readonly(taker.buffers), "which": np.zeros(3, np.uint32), "ahead": 0}, "read-only"),
+        ({"targets": []}, "need a destination"),
+        ({"targets": [ok[0], ok[1][:2]]}, "other streams"),
+        ({"targets": [ok[0], small]}, "beyond the 15 rows"),
+        ({"targets": [ok[0], mixed]}, "overlap"),
+        ({"targets": _readonly(taker.buffers), "which": np.zeros(3, np.uint32), "ahead": 0}, "read-only"),
         ({"which": np.zeros(3, np.uint32)}, "may still hold"),
         ({"which": np.array([0, 1, 2], np.uint32)}, "2 destinations"),
         ({"which": np.zeros(2, np.uint32), "ends": np.array([1, 3], np.uint64)}, "filled"),
@@ -215,4 +216,24 @@ def test_refusals(tmp_path: Path) -> None:
             with pytest.raises(ValueError, match=match):
                 taker.restore(file, **changes)
     assert not any(array.any() for buffer in taker.buffers for array in buffer)
+    assert not taker.filled.any()
+
+
+def test_targets_are_looked_at_with_each_call(tmp_path: Path) -> None:
+    """What was worked out of a target serves many calls, and an array that may not be written any more is refused all the same."""
+    taker = Taker(tmp_path, [1, 2, 1], 3)
+    targets = [Target([Rows.strided(array, axis=0) for array in buffer]) for buffer in taker.buffers]
+    with stored(tmp_path, taker.payloads) as file:
+        for _ in range(2):
+            taker.filled[:] = 0
+            for buffer in taker.buffers:
+                for array in buffer:
+                    array[...] = 0
+            assert taker.restore(file, targets=targets).sound
+            for chunk in range(3):
+                taker.check(chunk)
+        taker.buffers[2][1].flags.writeable = False
+        taker.filled[:] = 0
+        with pytest.raises(ValueError, match="read-only"):
+            taker.restore(file, targets=targets)
     assert not taker.filled.any()

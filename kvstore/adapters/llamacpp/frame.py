@@ -7,6 +7,7 @@ its headers with the ones that are expected, and writing one is putting those he
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -88,12 +89,13 @@ class Frame:
         self._at += cells * geometry.cell.itemsize
         body = struct.pack("<II", attention.transposed, len(attention.keys))
         self._put(body + (struct.pack("<II", *attention.rotation) if geometry.version >= 4 else b""))
-        streams = {stream.name: stream for stream in attention.streams(prefix)}
-        for kind, parts in (("k", attention.keys), ("v", attention.values)):
-            for layer, part in enumerate(parts):
-                self._put(_part_header(part, transposed=kind == "v" and attention.transposed))
-                section.parts.append((streams[f"{prefix}{kind}.{layer}"], self._at))
-                self._at += part.row_bytes * cells
+        at, headers, parts = self._at, self._headers, section.parts
+        for header, length, stream, row_bytes in _in_blob(attention, prefix):
+            headers.append((at, header))
+            at += length
+            parts.append((stream, at))
+            at += row_bytes * cells
+        self._at = at
         return section
 
     def _place_recurrent(self, cells: int) -> None:
@@ -128,8 +130,9 @@ class Frame:
             The sequence's tokens, at least `stop` of them; M-RoPE cells hold theirs.
         """
         self._check_size(blob)
+        into = blob.data
         for offset, header in ((0, struct.pack("<Ii", MAGIC, seq_id)), *self._headers):
-            blob[offset : offset + len(header)] = np.frombuffer(header, np.uint8)
+            into[offset : offset + len(header)] = header
         for section in (self._rows, self._window):
             table = self._table(blob, section)
             table["sequences"] = 1
@@ -211,8 +214,10 @@ class Frame:
     def streams(self, blob: Buffer) -> dict[str, Array]:
         """View the attention rows as the streams of the layout, in layout order; writes go to the blob."""
         self._check_size(blob)
-        views = {stream.name: _view(blob, stream, self._rows.cells, offset) for stream, offset in self._rows.parts}
-        return {stream.name: views[stream.name] for stream in self.geometry.streams() if stream.name in views}
+        cells, parts = self._rows.cells, self._rows.parts
+        layers = len(parts) // 2  # keys of all layers, then values
+        by_layer = zip(parts[:layers], parts[layers:], strict=True)
+        return {stream.name: _view(blob, stream, cells, offset) for pair in by_layer for stream, offset in pair}
 
     def states(self, blob: Buffer) -> dict[str, Array]:
         """View the window and the recurrent part as the states of the layout, all but the position; writes go to the blob."""
@@ -255,6 +260,19 @@ def fit(geometry: Geometry, rows: int | None, recurrent: int, nbytes: int) -> Fr
         f"the sequence's blob has {nbytes} bytes, which no window of 0 to {geometry.window_cells} positions gives beside "
         f"{rows or 'no'} rows: it lacks some of the positions"
     )
+
+
+# Frames are made with every call, and of a section with K and V of many layers nothing but the places changes.
+@lru_cache(maxsize=64)
+def _in_blob(attention: Attention, prefix: str) -> list[tuple[bytes, int, Stream, int]]:
+    """Header, its length, stream and bytes of a row, for each part of a section in the order of the blob."""
+    streams = attention.streams(prefix)  # K and V by turns
+    found = []
+    for which, parts in enumerate((attention.keys, attention.values)):
+        for part, stream in zip(parts, streams[which::2], strict=True):
+            header = _part_header(part, transposed=which == 1 and attention.transposed)
+            found.append((header, len(header), stream, part.row_bytes))
+    return found
 
 
 def _view(blob: Buffer, stream: Stream, cells: int, offset: int) -> Array:

@@ -123,11 +123,7 @@ class Attention:
 
     def streams(self, prefix: str = "") -> tuple[Stream, ...]:
         """Describe K and V of each layer, first layer first, as streams."""
-        return tuple(
-            part.stream(f"{prefix}{kind}.{layer}", transposed=kind == "v" and self.transposed)
-            for layer, pair in enumerate(zip(self.keys, self.values, strict=True))
-            for kind, part in zip("kv", pair, strict=True)
-        )
+        return _streams(self, prefix)
 
     def identity(self, prefix: str) -> dict[str, str | int]:
         """Say what of it names a layout, beside the streams."""
@@ -136,6 +132,15 @@ class Attention:
             f"{prefix}rotation_k": self.rotation[0],
             f"{prefix}rotation_v": self.rotation[1],
         }
+
+
+@lru_cache(maxsize=64)
+def _streams(attention: Attention, prefix: str) -> tuple[Stream, ...]:
+    return tuple(
+        part.stream(f"{prefix}{kind}.{layer}", transposed=kind == "v" and attention.transposed)
+        for layer, pair in enumerate(zip(attention.keys, attention.values, strict=True))
+        for kind, part in zip("kv", pair, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)
