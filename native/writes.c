@@ -13,7 +13,11 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-enum { STEP = 1 << 20 }; /* bytes after which the disk is asked to begin with them */
+/*
+ * Bytes after which the disk is asked to begin with them. A step ends where the file's offset is a multiple of that, so that the
+ * page cache can take it as one folio, which is mapped with half as many page faults later on.
+ */
+enum { STEP = 1 << 20 };
 
 typedef struct run {
     struct run *next;
@@ -61,7 +65,8 @@ static int begin(int fd, int64_t offset, int64_t length) {
 
 static int write_run(const kvs_writes *w, const run *r) {
     for (size_t from = 0; from < r->length;) {
-        const size_t to = r->length - from > STEP ? from + STEP : r->length;
+        const size_t room = STEP - (size_t)((r->offset + (int64_t)from) % STEP);
+        const size_t to = r->length - from > room ? from + room : r->length;
         struct stat file;
         if (fstat(w->fd, &file)) return errno;
         if (file.st_size < w->size) return EIO; /* it was cut off */
