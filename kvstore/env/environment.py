@@ -19,6 +19,7 @@ from kvstore.env.early import EarlyValues
 from kvstore.env.engine import writer_of
 from kvstore.env.faults import MapFaults
 from kvstore.env.files import StoreFiles
+from kvstore.env.readers import Readers
 from kvstore.env.reserve import Reservation
 from kvstore.env.settling import Settling
 from kvstore.env.transactions import Databases, Reader, Writer, translated
@@ -59,6 +60,8 @@ class Environment:
         Whether this is a forked child, which has only a copy that it must leave alone.
     companion : object
         What the layers above keep for the file as long as it is open.
+    readers : Readers
+        Who reads the store, in any process.
     source : FileSource
         The data file as the kernel restores from it. For who has counted a use.
     """
@@ -112,7 +115,7 @@ class Environment:
             self._settling = Settling(path, self._data_fd, self._last_transaction)
             self._values = ValuePages(os.path.join(path, DATA_FILE), self._data_fd, self.page_bytes)
             self._writer_fd = writer_of(environment)
-            self._last_reader_check = time.monotonic()
+            self.readers = Readers(self._lmdb, self.check_open)
             self._faults = MapFaults(path, environment, db, self.page_bytes, self._data_fd)
             undo.callback(self._faults.close)
             _made.add(self)
@@ -321,39 +324,6 @@ class Environment:
         self.file_map.discard(offset, length)
         with contextlib.suppress(OSError):
             os.posix_fadvise(self._data_fd, offset, length, os.POSIX_FADV_DONTNEED)
-
-    def await_readers(self, seconds: float) -> bool:
-        """Wait until no reader of any process is older than what is committed now, having cleared dead readers' slots.
-
-        Such a reader pins the pages that were freed since it began. False when one is left after `seconds`.
-        """
-        self.reader_check()
-        last = self._last_transaction()
-        deadline = time.monotonic() + seconds
-        while (oldest := self.oldest_reader()) is not None and oldest < last:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.005)
-        return True
-
-    def oldest_reader(self) -> int | None:
-        """The oldest transaction that a reader of any process still sees, or None without readers."""
-        with translated():
-            text = str(self._lmdb.readers())
-        seen = [int(line.split()[-1]) for line in text.splitlines()[1:] if line.split() and line.split()[-1].isdigit()]
-        return min(seen, default=None)
-
-    def reader_check(self) -> int:
-        """Clear the slots of dead processes; return how many there were."""
-        self.check_open()
-        self._last_reader_check = time.monotonic()
-        with translated():
-            return int(self._lmdb.reader_check())
-
-    def reader_check_due(self, seconds: float = 30.0) -> None:
-        """Clear dead readers' slots if that was not done for a while."""
-        if time.monotonic() - self._last_reader_check > seconds:
-            self.reader_check()
 
     def window(self, offsets: npt.NDArray[np.uint64], piece: int, length: int) -> Window:
         """Pieces of the data file side by side, private to the process. See `Window`.

@@ -262,9 +262,9 @@ class StoreScope:
                 ranking = self._rank()
             except MapFull as error:
                 ranking = None
-                if not self.environment.await_readers(0):
+                if not self.environment.readers.await_passed(0):
                     # a reader that is only passing (a promote takes milliseconds) is waited for; what it pinned can be used then
-                    if not self.environment.await_readers(_PASSING_READER):
+                    if not self.environment.readers.await_passed(_PASSING_READER):
                         self.counters.refused_saves += 1
                         raise SpacePinned(
                             f"freed pages are pinned by an open lease or reader, nothing was evicted for it ({error}); "
@@ -319,7 +319,7 @@ class StoreScope:
     ) -> tuple[_T, bool]:
         with self._guard:
             touches = dict(islice(self._touches.items(), _TOUCHES_AT_ONCE))
-        self.environment.reader_check_due()
+        self.environment.readers.clear_due()
         for pin in list(self._pins.values()):
             pin.report_if_overdue()
         began = False

@@ -104,7 +104,7 @@ class NamespaceInfo:
 def gather_stats(scope: StoreScope) -> StoreStats:
     """Count what a store holds. Reads the small records of all blocks; touches no payload."""
     environment = scope.environment
-    reader_open = environment.oldest_reader() is not None
+    reader_open = environment.readers.oldest() is not None
     with environment.reading() as txn:
         payload = sum(ref.payload_bytes for ref in _readable(txn.items(txn.db.refs), Ref.decode))
         return StoreStats(

@@ -148,7 +148,7 @@ def test_another_pid_namespace(path: Path, proc: list[str]) -> None:
         assert "shareProcessNamespace" in printed
         lease.validate()
         save(store.namespace(plain_layout()), [*TOKENS, 1])
-        assert store._scope.environment.oldest_reader() is not None
+        assert store._scope.environment.readers.oldest() is not None
         assert run_child("print(restored(Store.open(path).namespace(plain_layout()), list(range(40))))", path) == "40"
     assert unshared(arguments, script, sys.executable, OPENS, path) == "40 True\nalone"
     with Store.open(path) as store:

@@ -15,11 +15,11 @@ from kvstore.adapters.llamacpp.frame import Cells, Frame, fit
 from kvstore.adapters.llamacpp.functions import ALL, PARTIAL, Functions
 from kvstore.adapters.llamacpp.geometry import POSITION, Geometry
 from kvstore.adapters.llamacpp.learn import learn
+from kvstore.adapters.llamacpp.slot import Slot
 from kvstore.errors import EngineError, LayoutError
-from kvstore.ids import TokenArray
 from kvstore.kernel import address_of
 from kvstore.layout import Layout, Stream
-from kvstore.leases import Chunk, HostBuffer
+from kvstore.leases import Chunk
 from kvstore.tier.protocol import Array, Captured, Restored
 
 __all__ = ["LlamaCppEngine"]
@@ -32,30 +32,6 @@ _UNSUPPORTED = (
     "this adapter takes models with K and V for every position or a sliding window, recurrent layers, or a mix of these, and "
     "none with MLA or other state; the context must be made with kv_unified = true and n_seq_max >= 2"
 )
-
-
-class _Slot:
-    """A buffer that chunks of so many positions go through: a blob, of which all but rows and positions stays the same.
-
-    It may lie over another one, which then has to be written anew.
-    """
-
-    def __init__(self, frame: Frame, blob: npt.NDArray[np.uint8], layout: Layout, over: _Slot | None = None) -> None:
-        self.frame = frame
-        self.blob = blob
-        self.buffer = HostBuffer(layout, frame.streams(blob), frame.cells.rows or 0)
-        self._over = over
-        self._written = False
-
-    def place(self, seq_id: int, stop: int, tokens: TokenArray) -> None:
-        """Write what lies around the rows, which end before position `stop`."""
-        if self._written:
-            self.frame.place(self.blob, stop, tokens)
-            return
-        self.frame.write(self.blob, seq_id, stop, tokens)
-        self._written = True
-        if self._over is not None:
-            self._over._written = False
 
 
 class LlamaCppEngine:
@@ -128,7 +104,7 @@ class LlamaCppEngine:
         self._seq, self._scratch = seq_id, scratch_seq_id
         self._functions = Functions(library, context)
         self._buffers: dict[int, npt.NDArray[np.uint8]] = {}
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, Slot] = {}
         self._geometry = self._learn(probe)
         self._layout = _layout(self._geometry, model, identity, block_tokens)
         block = self._layout.block_tokens
@@ -192,12 +168,12 @@ class LlamaCppEngine:
         self._check_restored(length, nbytes)
 
     @contextlib.contextmanager
-    def _chunks(self, restored: Restored) -> Iterator[Iterable[tuple[Chunk, _Slot]]]:
+    def _chunks(self, restored: Restored) -> Iterator[Iterable[tuple[Chunk, Slot]]]:
         """Cut the rows into chunks and begin to copy them; give each with the buffer that it's in, as soon as it is."""
         if self._geometry.rows is None or not restored.length:
             yield ()
             return
-        chunks, slots = list[Chunk](), list[_Slot]()
+        chunks, slots = list[Chunk](), list[Slot]()
         for start in range(0, restored.length, self._step):
             stop = min(start + self._step, restored.length)
             slots.append(self._slot(len(slots) % _BUFFERS, stop - start))
@@ -210,7 +186,7 @@ class LlamaCppEngine:
             self._slots = {}
             raise
 
-    def _put(self, chunk: Chunk, slot: _Slot, restored: Restored) -> None:
+    def _put(self, chunk: Chunk, slot: Slot, restored: Restored) -> None:
         """Add a chunk to the sequence, through the scratch sequence."""
         slot.place(self._scratch, chunk.stop, restored.tokens)
         try:
@@ -219,16 +195,16 @@ class LlamaCppEngine:
         finally:
             self._functions.remove(self._scratch)
 
-    def _slot(self, place: int, rows: int) -> _Slot:
+    def _slot(self, place: int, rows: int) -> Slot:
         """Give a buffer for a chunk of so many positions, in one of the places that chunks lie in by turns."""
         whole = self._slots.get(place)
         if whole is None:
             frame = Frame(self._geometry, self._cells(self._step))
-            whole = self._slots[place] = _Slot(frame, np.empty(frame.nbytes, np.uint8), self._layout)
+            whole = self._slots[place] = Slot(frame, np.empty(frame.nbytes, np.uint8), self._layout)
         if rows == self._step:
             return whole
         frame = Frame(self._geometry, self._cells(rows))
-        return _Slot(frame, whole.blob[: frame.nbytes], self._layout, over=whole)
+        return Slot(frame, whole.blob[: frame.nbytes], self._layout, over=whole)
 
     def _check_restored(self, length: int, nbytes: int) -> None:
         low, high = self._functions.span(self._seq)
