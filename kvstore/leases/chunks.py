@@ -63,10 +63,13 @@ class _Filling(Work):
 
     def let_go(self, side: str) -> None:
         """Give the buffers back, once neither the thread writes to them nor anybody takes chunks. From any thread, also twice."""
-        self._sides.add(side)
-        if len(self._sides) == 2:
-            for buffer in self._claimed:
-                buffer.give_back(self)
+        with self.changed:  # of two that come at once, one gives them back: by then they may be another filling's
+            self._sides.add(side)
+            claimed: list[HostBuffer] = []
+            if len(self._sides) == 2:
+                claimed, self._claimed = self._claimed, claimed
+        for buffer in claimed:
+            buffer.give_back(self)
 
     def copy(self) -> None:
         """See `Work.copy`."""
@@ -206,7 +209,8 @@ def start_chunks(source: Source, chunks: Sequence[Chunk], ahead: int, threads: i
         work.claim({id(chunk.buffer): chunk.buffer for chunk in chunks}.values())
         work.start()
     except BaseException:
-        handle._closed = True  # nobody has it
+        handle._closed = True
+        work.let_go(_TAKER)  # there is none
         if not work.begun:
             work.let_go(_THREAD)
         raise

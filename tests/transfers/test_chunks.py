@@ -255,6 +255,10 @@ def test_one_filling_at_a_time(store: Store) -> None:
         with pytest.raises(ArrayError, match="within"):
             lease.chunks([Chunk(288, 301, chunks[0].buffer)])
         assert not chunks[0].buffer._owners
+        with lease.chunks([Chunk(0, 16, chunks[1].buffer)]), pytest.raises(ArrayError, match="in use") as refused:
+            other.chunks(chunks)  # the second of them is; the first is free at once, whoever keeps the error
+        assert refused.value is not None
+        assert not chunks[0].buffer._owners
 
 
 def test_interrupted_at_the_start(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
