@@ -40,8 +40,8 @@ _REASONS = {
     ),
     _DISK: (
         "A branch's first block is saved whole from its start, so smaller chunks share more (block_tokens sets it); "
-        "header and payload of a block end in a page of the file, which leaves part of the last one empty; and some free "
-        "pages are kept for the next save."
+        "header and payload of a block end in a page of the file, which leaves part of the last one empty; and the index has a "
+        "region of its own, 1/256 of the cap, which counts for more where a store isn't full."
     ),
 }
 _LLAMA = {
