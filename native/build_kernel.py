@@ -20,6 +20,7 @@ SOURCES = [
     "standin.c",
     "residency.c",
     "restore.c",
+    "buffers.c",
     "chunks.c",
     "plan.c",
     "progress.c",
@@ -28,7 +29,7 @@ SOURCES = [
     "writes.c",
     "heap.c",
 ]
-HEADERS = ["kvs_kernel.h", "crc32c.h", "pool.h", "copy.h", "guard.h", "standin.h", "residency.h", "restore.h"]
+HEADERS = ["kvs_kernel.h", "crc32c.h", "pool.h", "copy.h", "guard.h", "standin.h", "residency.h", "restore.h", "buffers.h"]
 
 
 def declarations() -> str:

@@ -1,6 +1,7 @@
 /* Restoring chunk by chunk through a few buffers, ahead of who takes the chunks out of them. */
 #define _GNU_SOURCE
 #include "pool.h"
+#include "residency.h"
 #include "restore.h"
 
 #include <errno.h>
@@ -76,11 +77,19 @@ static bool restore_chunk(chunks *all, size_t p) {
     return cold;
 }
 
+/* Whether the page cache lacks the first bytes: most likely what comes after them as well. */
+static bool begins_cold(const call *k) {
+    size_t s = 0;
+    while (s < k->streams && !k->rows[s].base) s++;
+    const uint64_t length = s < k->streams ? segment_bytes(k, s, 0) : 0;
+    return length && kvs_look(k->source, segment_offset(k, s, 0), length, length) != KVS_ALL_CACHED;
+}
+
 static void *run_lane(void *context);
 
 /*
  * Begins chunks as long as there are any. The disk would have nothing to do between the last reads of one and the first of the
- * next: so where the first chunk was cold, two are under way at once.
+ * next, nor have enough to do with one of a few MiB: so where the first chunk is cold, two are under way at once.
  */
 static void run(chunks *all, bool first) {
     pthread_t other;
@@ -94,6 +103,7 @@ static void run(chunks *all, bool first) {
             if (stopped(all)) fail(all, p, ECANCELED);
             break;
         }
+        if (first && !p && all->count > 1 && begins_cold(&all->all)) helped = !kvs_start_thread(&other, run_lane, all);
         const bool cold = restore_chunk(all, p);
         if (first && cold && !helped && all->count > 2) helped = !kvs_start_thread(&other, run_lane, all);
     }

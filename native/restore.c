@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #include "restore.h"
+#include "buffers.h"
 #include "guard.h"
 #include "pool.h"
 
@@ -18,7 +19,6 @@
 #include <sys/uio.h>
 
 enum {
-    BUFFER = 2 << 20,    /* for a read: a huge page, and more than a piece */
     FIRST_SHARE = 32,    /* of all bytes, the part that is planned and copied ahead where somebody waits */
     LEAST_READERS = 8,   /* reads under way at once: twice the threads, within these limits */
     MOST_READERS = 16,
@@ -33,34 +33,6 @@ enum {
  */
 #define STREAM ((uint64_t)1 << 20)
 #define STREAM_NEAR ((uint64_t)8 << 20)
-
-/*
- * A huge page, if there is one: a device takes only so many separate pages in one request (254 where this was measured), so
- * that a read of 1 MiB into ordinary pages became two, at about half the speed.
- */
-static unsigned char *fresh_buffer(void) {
-    unsigned char *start = mmap(NULL, 2 * BUFFER, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (start == MAP_FAILED) return NULL;
-    const size_t before = -(uintptr_t)start % BUFFER;
-    if (before) munmap(start, before);
-    munmap(start + before + BUFFER, BUFFER - before);
-    madvise(start + before, BUFFER, MADV_HUGEPAGE);
-    return start + before;
-}
-
-static unsigned char *take_buffer(call *k) {
-    unsigned char *buffer = NULL;
-    pthread_mutex_lock(&k->buffers_lock);
-    if (k->buffer_count) buffer = k->buffers[--k->buffer_count];
-    pthread_mutex_unlock(&k->buffers_lock);
-    return buffer ? buffer : fresh_buffer();
-}
-
-static void give_buffer(call *k, unsigned char *buffer) {
-    pthread_mutex_lock(&k->buffers_lock);
-    k->buffers[k->buffer_count++] = buffer;
-    pthread_mutex_unlock(&k->buffers_lock);
-}
 
 /* Reads until `needed` bytes have come; the vector may ask for more, where the file goes on. 0, an errno or KVS_END_OF_FILE. */
 static int read_fully(int fd, struct iovec *vector, int count, uint64_t offset, size_t needed) {
@@ -159,14 +131,14 @@ static int read_and_move(call *k, piece *p) {
     size_t length;
     const uint64_t from = extent(k, p, &length), skip = from % DIRECT_ALIGN;
     /* A line can be longer than a piece: then the buffer is the piece's own. */
-    const bool own = skip + length > BUFFER - DIRECT_ALIGN;
+    const bool own = skip + length > KVS_BUFFER - DIRECT_ALIGN;
     const size_t room = (skip + length + DIRECT_ALIGN - 1) / DIRECT_ALIGN * DIRECT_ALIGN;
     unsigned char *buffer;
     if (own) {
         void *fresh = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         buffer = fresh == MAP_FAILED ? NULL : fresh;
     } else {
-        buffer = take_buffer(k);
+        buffer = kvs_buffer_take();
     }
     if (!buffer) return ENOMEM;
     int error = EINVAL;
@@ -182,7 +154,7 @@ static int read_and_move(call *k, piece *p) {
     if (own)
         munmap(buffer, room);
     else
-        give_buffer(k, buffer);
+        kvs_buffer_give(buffer);
     return error;
 }
 
@@ -282,7 +254,6 @@ static bool run_streams(call *k, size_t begin, size_t end, const uint8_t *direct
 int kvs_restore_call(call *k, const uint8_t *direct, int threads) {
     uint64_t total = 0, first_bytes = 0;
     size_t first_end = 0;
-    pthread_mutex_init(&k->buffers_lock, NULL);
     k->path = kvs_crc_active();
     memset(k->read, 0, k->blocks);
     for (size_t s = 0; s < k->streams; s++)
@@ -297,8 +268,6 @@ int kvs_restore_call(call *k, const uint8_t *direct, int threads) {
     if (planned && first_end < k->streams)
         planned = run_streams(k, first_end, k->streams, direct, total - first_bytes, threads);
     free(k->residency);
-    while (k->buffer_count) munmap(k->buffers[--k->buffer_count], BUFFER);
-    pthread_mutex_destroy(&k->buffers_lock);
     return !planned || k->no_memory ? ENOMEM : k->stopped ? ECANCELED : 0;
 }
 

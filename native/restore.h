@@ -4,7 +4,6 @@
 
 #include "copy.h"
 
-#include <pthread.h>
 #include <stdbool.h>
 
 enum { KVS_PIECE = 1 << 20 }; /* bytes of one read, at most; but a line is never cut */
@@ -48,9 +47,6 @@ typedef struct call {
     bool near;           /* what is restored is read right afterwards */
     bool stream;         /* store past the caches */
     const kvs_crc_path *path;
-    pthread_mutex_t buffers_lock;
-    unsigned char *buffers[KVS_MAX_THREADS]; /* those that no piece uses */
-    int buffer_count;
 } call;
 
 static inline int64_t rows_of(const call *k, size_t s, size_t b) { return k->tokens[b] / k->rows[s].tokens_per_row; }

@@ -6,6 +6,7 @@
  * Says what failed and exits with 1, or says "ok" and exits with 0.
  */
 #define _GNU_SOURCE
+#include "buffers.h"
 #include "crc32c.h"
 #include "kvs_kernel.h"
 #include "pool.h"
@@ -382,6 +383,52 @@ static void test_headers(void) {
     kvs_read_headers(-1, 0, NULL, NULL, 1, 0, NULL, NULL);
 }
 
+enum { BUFFERS = 24 }; /* more than are kept */
+
+static void *take_and_give(void *seed) {
+    unsigned char *mine[BUFFERS];
+    for (int round = 0; round < 50; round++) {
+        const int some = 1 + (int)((*(uint64_t *)seed + (uint64_t)round * 7) % BUFFERS);
+        for (int i = 0; i < some; i++) {
+            mine[i] = kvs_buffer_take();
+            CHECK(mine[i]);
+            memcpy(mine[i], &mine[i], sizeof mine[i]);
+            memcpy(mine[i] + KVS_BUFFER - sizeof seed, &seed, sizeof seed);
+        }
+        for (int i = 0; i < some; i++) { /* nobody else has had one of them */
+            CHECK(!memcmp(mine[i], &mine[i], sizeof mine[i]));
+            CHECK(!memcmp(mine[i] + KVS_BUFFER - sizeof seed, &seed, sizeof seed));
+            kvs_buffer_give(mine[i]);
+        }
+    }
+    return NULL;
+}
+
+/* A buffer that was given back is the next one that is taken; each has one owner; a forked child has none of its parent's. */
+static void test_buffers(void) {
+    unsigned char *first = kvs_buffer_take();
+    CHECK(first && (uintptr_t)first % KVS_BUFFER == 0);
+    memset(first, 7, KVS_BUFFER);
+    kvs_buffer_give(first);
+    CHECK(kvs_buffer_take() == first && first[KVS_BUFFER - 1] == 7);
+    kvs_buffer_give(first);
+    pthread_t threads[4];
+    uint64_t seeds[4] = {1, 2, 3, 4};
+    for (int i = 0; i < 4; i++) CHECK(!pthread_create(&threads[i], NULL, take_and_give, &seeds[i]));
+    for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
+#ifndef __SANITIZE_THREAD__
+    const pid_t child = fork();
+    if (!child) {
+        unsigned char *own = kvs_buffer_take();
+        for (size_t i = 0; i < KVS_BUFFER; i++)
+            if (own[i]) _exit(1); /* what its parent has read */
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+#endif
+}
+
 /* Runs of every length around a step, each in memory of its own that goes as soon as it may, over one another and side by side. */
 static void test_writes(void) {
     static const size_t lengths[] = {1, 16, 4096, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, (3 << 20) + 5};
@@ -442,6 +489,7 @@ int main(int count, char **arguments) {
     test_cuda(count > 1 ? arguments[1] : NULL);
     test_headers();
     test_writes();
+    test_buffers();
     puts("ok");
     return 0;
 }

@@ -46,12 +46,15 @@ _REASONS = {
 }
 _LLAMA = {
     "warm": (
-        "promote copies chunks of a block into two small buffers by turns, checked, and llama.cpp copies them from there to its "
+        "promote copies chunks of a block into three small buffers by turns, checked, and llama.cpp copies them from there to its "
         "cells; a slot file goes through a buffer of one layer's rows. Both read the page cache once and write the cells once, "
         "which is what the memory has to do; a promote finds the prefix besides, and each chunk is a call of llama.cpp that looks "
         "at all its cells."
     ),
-    "first": "As for a warm restore; in a new process the buffers are fresh memory too, whose pages have to be made.",
+    "first": (
+        "As for a warm restore; in a new process the pages of the map have to be found first, which a file that is read needs "
+        "nothing of, and those of the buffers to be made."
+    ),
     "cold": (
         "Two chunks are read at once, past the page cache, and handed to llama.cpp in order; where the device gives all it has to "
         "the system's read-ahead of a slot file, finding the prefix first and the last chunk's copy are what is left."

@@ -25,7 +25,7 @@ from kvstore.tier.protocol import Array, Captured, Restored
 __all__ = ["LlamaCppEngine"]
 
 _CHUNK_BYTES = 4 << 20  # what is restored at a time, a block of usual size: see docs/architecture.md
-_BUFFERS = 2  # one is filled while the other is read
+_BUFFERS = 3  # one is read; cold ones are filled two at once
 _STATES = -1  # beside the flags of blobs: the key of the buffer in which states are restored
 _REQUIRED = ("build", "weights")
 _UNSUPPORTED = (
@@ -72,7 +72,7 @@ class LlamaCppEngine:
     block_tokens : int
         Positions in a block, see `Layout`; by default what the size of the rows makes good. Identity.
     chunk_bytes : int
-        Rows that are restored at a time, rounded down to blocks, one at least: the size of two buffers that are kept between
+        Rows that are restored at a time, rounded down to blocks, one at least: the size of three buffers that are kept between
         calls. A call costs some 0.1 ms more for each chunk; ones that don't fit the processor's caches together are slower.
 
     Raises
@@ -139,7 +139,7 @@ class LlamaCppEngine:
         return Captured(rows, self._states() if stop == self._position() else {})
 
     def apply(self, restored: Restored) -> None:
-        """Take a stored prefix: chunk by chunk through two small buffers and the scratch sequence, then the states.
+        """Take a stored prefix: chunk by chunk through three small buffers and the scratch sequence, then the states.
 
         Each chunk has passed its checks before libllama reads it. What is raised in the middle leaves the sequence with a part
         of the prefix, for `reset` to clear.
