@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -29,6 +28,12 @@ class Target:
     ----------
     rows : tuple of Rows
         As given.
+    packed : bytes
+        As the kernel takes them, one behind the other. Points into the arrays, which live as long as this does.
+    row_bytes, tokens_per_row : int64 array
+        Bytes of a row, and tokens that share one, of each stream.
+    skipped : bool array
+        Which streams are neither copied nor checked.
 
     Raises
     ------
@@ -41,6 +46,12 @@ class Target:
             if not isinstance(r, Rows):
                 raise TypeError(f"rows must be Rows objects, not {type(r).__name__}")
         self.rows = tuple(rows)
+        self.packed = b"".join([r._packed for r in self.rows])
+        self.row_bytes = np.array([r._row_bytes for r in self.rows], np.int64)
+        self.tokens_per_row = np.array([r._tokens_per_row for r in self.rows], np.int64)
+        self.skipped = np.array([r.skipped for r in self.rows], bool)
+        self._room = _room(self.rows)
+        self._written: tuple[int, int] | None = None  # see _span; two threads may find it at once, and find the same
 
     @classmethod
     def of(cls, rows: Sequence[Rows] | Target) -> Target:
@@ -50,41 +61,9 @@ class Target:
     def __len__(self) -> int:
         return len(self.rows)
 
-    @cached_property
-    def packed(self) -> bytes:
-        """As the kernel takes them, one behind the other; points into the arrays, which live as long as this does."""
-        return b"".join([r._packed for r in self.rows])
-
-    @cached_property
-    def row_bytes(self) -> NDArray[np.int64]:
-        """Bytes of a row of each stream."""
-        return np.array([r._row_bytes for r in self.rows], np.int64)
-
-    @cached_property
-    def tokens_per_row(self) -> NDArray[np.int64]:
-        """Tokens that share a row, of each stream."""
-        return np.array([r._tokens_per_row for r in self.rows], np.int64)
-
-    @cached_property
-    def skipped(self) -> NDArray[np.bool_]:
-        """Which streams are neither copied nor checked."""
-        return np.array([r.skipped for r in self.rows], bool)
-
     def alike(self, other: Target) -> bool:
         """Whether both have the same streams: row for row of one length, for as many tokens."""
         return np.array_equal(self.row_bytes, other.row_bytes) and np.array_equal(self.tokens_per_row, other.tokens_per_row)
-
-    @cached_property
-    def _room(self) -> dict[int, int | None]:
-        """The fewest rows that arrays with so many tokens to a row have; None where all such streams are skipped."""
-        room: dict[int, int | None] = {}
-        for r in self.rows:
-            have = room.get(r._tokens_per_row)
-            if r._array is not None and (have is None or r._capacity < have):
-                room[r._tokens_per_row] = r._capacity
-            else:
-                room.setdefault(r._tokens_per_row, None)
-        return room
 
     def check_room(self, first: NDArray[np.int64], used: NDArray[np.int64], used_name: str) -> None:
         """Refuse, with ValueError, blocks that are out of step with rows, or beyond the arrays."""
@@ -108,19 +87,33 @@ class Target:
         for r in self.rows:
             if r._array is not None and not r._array.flags.writeable:
                 r._destination()
-        _ = self._span
+        self._span()
 
-    @cached_property
     def _span(self) -> tuple[int, int]:
         """First byte and end of all that is written, (0, 0) if nothing is; no two streams overlap."""
-        _check_rows_apart(self.rows)
-        spans = [r._destination() for r in self.rows if r._array is not None]
-        return (min(low for low, _ in spans), max(high for _, high in spans)) if spans else (0, 0)
+        if self._written is None:
+            _check_rows_apart(self.rows)
+            spans = [r._destination() for r in self.rows if r._array is not None]
+            self._written = (min(low for low, _ in spans), max(high for _, high in spans)) if spans else (0, 0)
+        return self._written
+
+
+def _room(rows: Sequence[Rows]) -> dict[int, int | None]:
+    """The fewest rows that arrays with so many tokens to a row have; None where all such streams are skipped."""
+    room: dict[int, int | None] = {}
+    for r in rows:
+        have = room.get(r._tokens_per_row)
+        if r._array is not None and (have is None or r._capacity < have):
+            room[r._tokens_per_row] = r._capacity
+        else:
+            room.setdefault(r._tokens_per_row, None)
+    return room
 
 
 def check_apart(one: Target, other: Target) -> None:
     """Refuse, with ValueError, two targets of which one would be written over the other. Each has passed its own check."""
-    if one._span[0] < other._span[1] and other._span[0] < one._span[1]:
+    (low, high), (other_low, other_high) = one._span(), other._span()
+    if low < other_high and other_low < high:
         _check_rows_apart([*one.rows, *other.rows])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -63,6 +64,8 @@ class _Filling(Work):
 
     def let_go(self, side: str) -> None:
         """Give the buffers back, once neither the thread writes to them nor anybody takes chunks. From any thread, also twice."""
+        if os.getpid() != self._pid:
+            return  # in a child nothing is in use, and a thread that isn't there may hold the lock
         with self.changed:  # of two that come at once, one gives them back: by then they may be another filling's
             self._sides.add(side)
             claimed: list[HostBuffer] = []
@@ -178,8 +181,7 @@ class Chunks:
     def __del__(self) -> None:
         work = getattr(self, "_work", None)
         if work is not None:
-            if not self._closed:
-                work.abandon()
+            work.abandon()
             work.let_go(_TAKER)
 
 
@@ -209,9 +211,9 @@ def start_chunks(source: Source, chunks: Sequence[Chunk], ahead: int, threads: i
         work.claim({id(chunk.buffer): chunk.buffer for chunk in chunks}.values())
         work.start()
     except BaseException:
-        handle._closed = True
-        work.let_go(_TAKER)  # there is none
-        if not work.begun:
+        del handle._work  # nobody has it
+        work.let_go(_TAKER)
+        if work.withdraw():
             work.let_go(_THREAD)
         raise
     return handle

@@ -244,7 +244,7 @@ def start_device_copy(
         work = _DeviceCopy(source, destinations, staging, device, on, own is not None, threads, ring)
         work.start()
     except BaseException:
-        if work is not None and work.begun:
+        if work is not None and not work.withdraw():
             raise  # its thread lets go of all this
         for destination in destinations:
             destination.release()

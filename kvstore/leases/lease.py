@@ -206,8 +206,9 @@ class Lease:
     def chunks(self, chunks: Sequence[Chunk], *, ahead: int = 1, threads: int | None = None) -> Chunks:
         """Copy rows chunk by chunk, every byte checked, the next chunks while the caller reads the one before.
 
-        For engines that take state through a small buffer of their own: `for chunk in chunks` gives each once it is in place. Two
-        buffers of a few MiB, in turns, do as well as larger ones or better: what was copied is still in the processor's caches.
+        For engines that take state through a small buffer of their own: `for chunk in chunks` gives each once it is in place. Three
+        buffers of a few MiB, in turns, with `ahead=2`, do as well as larger ones or better: what was copied is still in the
+        processor's caches, and two that have to be read from the disk are read at once.
 
         Parameters
         ----------
@@ -227,8 +228,8 @@ class Lease:
         Raises
         ------
         ArrayError
-            When a range or a buffer doesn't fit, or something else fills the buffer. The iteration raises it where buffers
-            overlap; no byte has moved then either.
+            When a range or a buffer doesn't fit, or a buffer is in use for other chunks, until those are taken or closed. The
+            iteration raises it where buffers overlap; no byte has moved then either.
         BlockDamaged
             In the iteration, when a byte isn't what was saved: that chunk isn't handed out, and the block is refused from now on.
         LeaseClosedError

@@ -85,7 +85,7 @@ class Work:
         self._stop = False
         self._told = False  # the error was raised to somebody, or logged
         self._abandoned = False
-        self.begun = False  # by the thread
+        self._begun = False  # by the thread
         self._withdrawn = False
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="kvstore-transfer", daemon=True)
@@ -95,7 +95,7 @@ class Work:
         raise NotImplementedError
 
     def release(self) -> None:
-        """Let go of the destinations: the work is over, or was never begun."""
+        """Let go of the destinations: the work is over."""
 
     def ended(self) -> None:
         """Called once the work is over, and its error, if there is one, can be seen."""
@@ -116,26 +116,31 @@ class Work:
         return len(self.reached)
 
     def start(self) -> None:
-        """Begin. If that fails nothing is held, or the thread, which may have begun all the same, lets go of it soon."""
+        """Begin. If that fails nothing is held, and nothing is written any more."""
         self.source.pin.hold()
-        _live.add(self)
         try:
+            _live.add(self)
             self._thread.start()
         except BaseException:
-            with self.changed:
-                self._withdrawn = not self.begun
-            if self._withdrawn:
+            if self.withdraw():
                 _live.discard(self)
                 self.source.pin.drop()
-            else:
+            else:  # an interrupt, and the thread has begun all the same
                 self.stop()
+                self.join()
             raise
+
+    def withdraw(self) -> bool:
+        """Have it never begin, where `start` has failed. False if it has begun: then its thread lets go of what it holds."""
+        with self.changed:
+            self._withdrawn = not self._begun
+            return self._withdrawn
 
     def _run(self) -> None:
         with self.changed:
             if self._withdrawn:
                 return
-            self.begun = True
+            self._begun = True
         error: BaseException | None = None
         for step in (self.copy, self.release, self.source.pin.drop):
             try:

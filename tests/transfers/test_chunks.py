@@ -185,6 +185,22 @@ def test_dropped(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     assert "dropped before it was finished" in caplog.text
 
 
+def test_left_before_a_bad_chunk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of damage in a chunk that nobody asked for any more the log tells."""
+    layout = plain_layout()
+    with Store.open(tmp_path / "s", max_bytes=CAP) as store:
+        namespace = store.namespace(layout)
+        save(namespace, TOKENS)
+        with namespace.lease(TOKENS) as lease:
+            flip(data_file(store.path), lease.blocks[1].file_offset)
+            with lease.chunks(cut(layout, 300, 16, 2)) as filled:
+                work = filled._work
+                next(filled)
+                wait_until(lambda: work.over)
+            del filled
+    assert caplog.text.count("nobody asked: BlockDamaged") == 1
+
+
 def test_refusals(store: Store) -> None:
     """What doesn't fit is refused by name, before a byte moves."""
     layout = plain_layout()
@@ -262,13 +278,14 @@ def test_one_filling_at_a_time(store: Store) -> None:
 
 
 def test_interrupted_at_the_start(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupt while the thread is being started leaves nothing behind: buffers are free again once nothing writes to them, and
-    the lease can be closed.
+    """An interrupt while the thread is being started leaves nothing behind: nothing is written any more, buffers are free again,
+    and the lease can be closed.
     """
     layout = plain_layout()
     namespace = store.namespace(layout)
     save(namespace, TOKENS)
     chunks = cut(layout, 300, 16, 2)
+    arrays = {s.name: np.zeros(s.array_shape(300), s.view_dtype) for s in layout.streams}
     real = threading.Thread.start
 
     def before(_: threading.Thread) -> None:
@@ -283,11 +300,15 @@ def test_interrupted_at_the_start(store: Store, monkeypatch: pytest.MonkeyPatch)
             with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
                 patch.setattr(threading.Thread, "start", start)
                 lease.chunks(chunks)
-            wait_until(lambda: not any(chunk.buffer._owners for chunk in chunks))
+            assert not any(thread.name == "kvstore-transfer" for thread in threading.enumerate())
+            assert not any(chunk.buffer._owners for chunk in chunks)
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(threading.Thread, "start", start)
+                lease.start_copy(arrays)
+            assert not any(thread.name == "kvstore-transfer" for thread in threading.enumerate())
             with lease.chunks(chunks) as filled:
                 for chunk in filled:
                     assert_chunk(layout, chunk)
-        wait_until(lambda: not any(thread.name == "kvstore-transfer" for thread in threading.enumerate()))
         lease.close()
 
 
@@ -316,8 +337,9 @@ def test_many_at_once(store: Store) -> None:
 
 
 def test_a_forked_child(tmp_path: Path) -> None:
-    """A child can't go on with its parent's chunks, and says so; the parent can."""
+    """A child can't go on with its parent's chunks, and says so, and can drop them, whoever held their lock; the parent can."""
     code = """
+    import gc, signal, threading
     from kvstore import Chunk, HostBuffer
     from kvstore.errors import ForkedStoreError
     layout = plain_layout()
@@ -330,13 +352,26 @@ def test_a_forked_child(tmp_path: Path) -> None:
     lease = namespace.lease(list(range(300)))
     filled = lease.chunks([Chunk(start, start + 16, ring[start // 16 % 2]) for start in range(0, 288, 16)])
     first = next(filled)
+    held, done = threading.Event(), threading.Event()
+    def hold():
+        with filled._work.changed:
+            held.set()
+            done.wait()
+    threading.Thread(target=hold).start()
+    held.wait()
     pid = os.fork()
     if not pid:
+        signal.alarm(60)
+        refused = 1
         try:
             next(filled)
         except ForkedStoreError:
-            os._exit(7)
-        os._exit(1)
+            refused = 7
+        del filled
+        gc.collect()
+        os._exit(refused)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    done.set()
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), len(list(filled)))
     """
     assert run_child(code, tmp_path / "s") == "7 17"
