@@ -59,7 +59,10 @@ _LLAMA = {
         "Two chunks are read at once, past the page cache, and handed to llama.cpp in order; where the device gives all it has to "
         "the system's read-ahead of a slot file, finding the prefix first and the last chunk's copy are what is left."
     ),
-    "shared": "As for a warm restore.",
+    "shared": (
+        "As for a warm restore; and where a prefix ends inside a block, the last chunk lies in a blob of another form, which is "
+        "described anew unless one of the last 32 had that length."
+    ),
 }
 
 

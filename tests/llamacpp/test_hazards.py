@@ -69,8 +69,8 @@ def test_the_size_that_is_usual(tiny: Models, name: str) -> None:
 
 
 def test_a_damaged_end_leaves_the_buffers_right(tiny: Models, tmp_path: Path) -> None:
-    """The last chunk lies over headers of another one. Where it turns out damaged, and what comes before it is restored at once
-    through the same buffers, llama.cpp gets whole blobs, and so it does ever after.
+    """Where the last chunk turns out damaged, and what comes before it is restored at once, llama.cpp gets whole blobs, and so it
+    does ever after.
     """
     name = "qwen3"
     with (
@@ -90,6 +90,25 @@ def test_a_damaged_end_leaves_the_buffers_right(tiny: Models, tmp_path: Path) ->
             assert tier.promote(PROMPT) == 2 * BLOCK
             assert held(engine, 2 * BLOCK) == shorter
             assert tier.stats.faults == 0
+
+
+def test_last_chunks_of_many_lengths(tiny: Models, tmp_path: Path) -> None:
+    """Last chunks of more lengths than are remembered go through one memory, in any order and again: each prefix is what it was."""
+    name = "qwen3"
+    with (
+        Store.open(tmp_path / "s", max_bytes=CAP) as store,
+        running(tiny[name], name) as (context, engine),
+        SessionTier(store, engine) as tier,
+    ):
+        context.decode(PROMPT[:300], 0)
+        tier.cascade(PROMPT[:300])
+        tier.flush()
+        expected = {length: held(engine, length) for length in range(2 * BLOCK + 1, 300)}
+        assert len(expected) > 40
+        for length in (*expected, *reversed(expected), *list(expected)[::5]):
+            assert tier.promote(PROMPT[: length + 1]) == length
+            assert held(engine, length) == expected[length]
+        assert len(engine._slots._last) == 32
 
 
 @pytest.mark.parametrize("name", KINDS)

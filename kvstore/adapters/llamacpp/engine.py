@@ -15,7 +15,7 @@ from kvstore.adapters.llamacpp.frame import Cells, Frame, fit
 from kvstore.adapters.llamacpp.functions import ALL, PARTIAL, Functions
 from kvstore.adapters.llamacpp.geometry import POSITION, Geometry
 from kvstore.adapters.llamacpp.learn import learn
-from kvstore.adapters.llamacpp.slot import Slot
+from kvstore.adapters.llamacpp.slot import Slot, Slots
 from kvstore.errors import EngineError, LayoutError
 from kvstore.kernel import address_of
 from kvstore.layout import Layout, Stream
@@ -25,7 +25,6 @@ from kvstore.tier.protocol import Array, Captured, Restored
 __all__ = ["LlamaCppEngine"]
 
 _CHUNK_BYTES = 4 << 20  # what is restored at a time, a block of usual size: see docs/architecture.md
-_BUFFERS = 3  # one is read; cold ones are filled two at once
 _STATES = -1  # beside the flags of blobs: the key of the buffer in which states are restored
 _REQUIRED = ("build", "weights")
 _UNSUPPORTED = (
@@ -72,8 +71,9 @@ class LlamaCppEngine:
     block_tokens : int
         Positions in a block, see `Layout`; by default what the size of the rows makes good. Identity.
     chunk_bytes : int
-        Rows that are restored at a time, rounded down to blocks, one at least: the size of three buffers that are kept between
-        calls. A call costs some 0.1 ms more for each chunk; ones that don't fit the processor's caches together are slower.
+        Rows that are restored at a time, rounded down to blocks, one at least: the size of four buffers that are kept between
+        calls, one of them for a last chunk that is shorter. A call costs some 0.1 ms more for each chunk; ones that don't fit
+        the processor's caches together are slower.
 
     Raises
     ------
@@ -104,13 +104,13 @@ class LlamaCppEngine:
         self._seq, self._scratch = seq_id, scratch_seq_id
         self._functions = Functions(library, context)
         self._buffers: dict[int, npt.NDArray[np.uint8]] = {}
-        self._slots: dict[int, Slot] = {}
         self._geometry = self._learn(probe)
         self._layout = _layout(self._geometry, model, identity, block_tokens)
         block = self._layout.block_tokens
         # rows may have no bytes, where every layer has a window; then there are their cells
         block_bytes = self._layout.payload_bytes(block) + block * self._geometry.cell.itemsize
         self._step = block * max(1, chunk_bytes // block_bytes)  # positions of a chunk
+        self._slots = self._no_slots()
 
     def layout(self) -> Layout:
         """What the session's state consists of.
@@ -139,7 +139,7 @@ class LlamaCppEngine:
         return Captured(rows, self._states() if stop == self._position() else {})
 
     def apply(self, restored: Restored) -> None:
-        """Take a stored prefix: chunk by chunk through three small buffers and the scratch sequence, then the states.
+        """Take a stored prefix: chunk by chunk through a few small buffers and the scratch sequence, then the states.
 
         Each chunk has passed its checks before libllama reads it. What is raised in the middle leaves the sequence with a part
         of the prefix, for `reset` to clear.
@@ -159,7 +159,7 @@ class LlamaCppEngine:
         with self._chunks(restored) as chunks:
             # while the first one is copied
             self._functions.remove(self._seq)
-            nbytes = Frame(geometry, self._cells(length)).nbytes
+            nbytes = Frame(geometry, Cells.of_rows(geometry, length)).nbytes
             for chunk, slot in chunks:
                 self._put(chunk, slot, restored)
         if partial is not None:
@@ -176,15 +176,17 @@ class LlamaCppEngine:
         chunks, slots = list[Chunk](), list[Slot]()
         for start in range(0, restored.length, self._step):
             stop = min(start + self._step, restored.length)
-            slots.append(self._slot(len(slots) % _BUFFERS, stop - start))
+            slots.append(self._slots.get(len(slots), stop - start))
             chunks.append(Chunk(start, stop, slots[-1].buffer))
         try:
-            with restored.chunks(chunks, ahead=_BUFFERS - 1) as filled:
+            with restored.chunks(chunks, ahead=self._slots.ahead) as filled:
                 yield zip(filled, slots, strict=True)
         except BaseException:
-            # a last chunk may have been put over what stood around the rows of another, and was never placed
-            self._slots = {}
+            self._slots = self._no_slots()  # whatever has happened to these
             raise
+
+    def _no_slots(self) -> Slots:
+        return Slots(self._geometry, self._layout, self._step)
 
     def _put(self, chunk: Chunk, slot: Slot, restored: Restored) -> None:
         """Add a chunk to the sequence, through the scratch sequence."""
@@ -194,17 +196,6 @@ class LlamaCppEngine:
             self._functions.copy(self._scratch, self._seq, ALL, ALL)
         finally:
             self._functions.remove(self._scratch)
-
-    def _slot(self, place: int, rows: int) -> Slot:
-        """Give a buffer for a chunk of so many positions, in one of the places that chunks lie in by turns."""
-        whole = self._slots.get(place)
-        if whole is None:
-            frame = Frame(self._geometry, self._cells(self._step))
-            whole = self._slots[place] = Slot(frame, np.empty(frame.nbytes, np.uint8), self._layout)
-        if rows == self._step:
-            return whole
-        frame = Frame(self._geometry, self._cells(rows))
-        return Slot(frame, whole.blob[: frame.nbytes], self._layout, over=whole)
 
     def _check_restored(self, length: int, nbytes: int) -> None:
         low, high = self._functions.span(self._seq)
@@ -233,7 +224,7 @@ class LlamaCppEngine:
 
     def release(self) -> None:
         """Give back the memory that is kept between calls; the next call takes new memory."""
-        self._buffers, self._slots = {}, {}
+        self._buffers, self._slots = {}, self._no_slots()
 
     def _position(self) -> int:
         return self._functions.span(self._seq)[1] + 1
@@ -296,14 +287,6 @@ class LlamaCppEngine:
             array[...] = states[name]
         return blob
 
-    def _cells(self, rows: int) -> Cells:
-        geometry = self._geometry
-        return Cells(
-            None if geometry.rows is None else rows,
-            None if geometry.window is None else 0,
-            None if geometry.recurrent is None else 0,
-        )
-
     def _set(self, blob: npt.NDArray[np.uint8], seq: int, flags: int, length: int) -> None:
         taken = self._functions.set(address_of(blob), blob.size, seq, flags)
         if taken != blob.size:
@@ -339,7 +322,7 @@ class LlamaCppEngine:
 
     def _empty(self, *, rows: bool = True) -> int:
         """Bytes of the blob of an empty sequence, or of its partial one."""
-        cells = self._cells(0)
+        cells = Cells.of_rows(self._geometry, 0)
         return Frame(self._geometry, cells if rows else cells._replace(rows=None)).nbytes
 
     def _learn(self, probe: Callable[[int], object] | None) -> Geometry:
@@ -362,7 +345,7 @@ class LlamaCppEngine:
         finally:
             self._functions.clear(self._scratch)
         self._check_scratch(partial=False)
-        self.release()
+        self._buffers = {}
         return geometry
 
     def _geometry_of(self, seq: int) -> Geometry:

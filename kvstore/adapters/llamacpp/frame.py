@@ -37,6 +37,15 @@ class Cells(NamedTuple):
     window: int | None
     recurrent: int | None
 
+    @classmethod
+    def of_rows(cls, geometry: Geometry, rows: int) -> Cells:
+        """Those of a sequence that holds rows alone: the other sections, where a model has them, are empty."""
+        return cls(
+            None if geometry.rows is None else rows,
+            None if geometry.window is None else 0,
+            None if geometry.recurrent is None else 0,
+        )
+
 
 class _Section(NamedTuple):
     """A section of cells with K and V, as it lies in a blob."""
