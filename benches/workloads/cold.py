@@ -59,7 +59,7 @@ def _run(context: Context) -> Outcome:
         store.namespace(layout).save(prompt, source)
     into, aligned = _two_views(layout, tokens)
     stayed: list[float] = []
-    peaks: list[float] = []
+    peaks: list[float] = []  # the first ones too: a process keeps what it reads into
 
     def restored(arrays: dict[str, Array], *, again: bool = False) -> float:
         """Seconds of a lease and a copy, in a store opened anew; `again`: of blocks that it has restored before."""
@@ -111,7 +111,6 @@ def _run(context: Context) -> Outcome:
         "map": mapped,
         "second": lambda: restored(into, again=True),
     }
-    peaks.clear()
     seconds = pairs(context, "cold", count, sides)
     speed = {side: total / median(taken) / 1e9 for side, taken in seconds.items()}
 
