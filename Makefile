@@ -10,7 +10,7 @@ BENCH_ARGS ?= all
 
 APART  := tests/benches tests/contract tests/demo tests/llamacpp tests/transformers
 
-KERNEL := native/test_kernel.c native/test_restore.c native/test_standin.c native/crc32c.c native/crc32c_portable.c native/crc32c_x86.c native/crc32c_pclmul.c native/crc32c_arm64.c \
+KERNEL := native/test_kernel.c native/test_restore.c native/test_standin.c native/test_writes.c native/crc32c.c native/crc32c_portable.c native/crc32c_x86.c native/crc32c_pclmul.c native/crc32c_arm64.c \
           native/copy.c native/pool.c native/map.c native/guard.c native/standin.c native/residency.c native/restore.c native/chunks.c native/buffers.c native/plan.c native/progress.c native/cuda.c native/headers.c native/writes.c native/heap.c
 CHECKED := $(CC) -std=c11 -O1 -g -Wall -Wextra -Werror -Inative $(KERNEL) -pthread -ldl
 SOURCES := $(wildcard native/*.c native/*.h native/*.py) setup.py pyproject.toml

@@ -34,4 +34,8 @@ void test_guard(void);
 /* test_standin.c */
 void test_standin(void);
 
+/* test_writes.c */
+void test_buffers(void);
+void test_writes(void);
+
 #endif

@@ -25,8 +25,9 @@ class Slot:
     Parameters
     ----------
     frame : Frame
-        Where what lies in the blob.
+        What lies where in the blob.
     blob : uint8[frame.nbytes]
+        The memory. It is kept.
     layout : Layout
         Of the session.
     alone : bool
